@@ -67,7 +67,7 @@ def matmul(m: int, k: int, n: int, dtype: Any = jnp.bfloat16, bar: str = "") -> 
     return Case(name, jnp.matmul, (array(m, k, dtype=dtype), array(k, n, dtype=dtype)), bar)
 
 
-def matmul_turned(m: int, k: int, n: int) -> Case:
+def matmul_transposed(m: int, k: int, n: int) -> Case:
     """x @ w.T: k is innermost in both operands."""
     return Case(f"matmul {m}x{k}x{n} x@w.T", lambda x, w: x @ w.T, (array(m, k), array(n, k)))
 
@@ -162,7 +162,7 @@ def cases() -> list[Case]:
         matmul(2048, 8192, 1024),
         matmul(2048, 4096, 32000),
         matmul(2039, 4093, 1021),
-        matmul_turned(4096, 4096, 4096),
+        matmul_transposed(4096, 4096, 4096),
         weight_gradient(4096, 4096, 4096),
         matmul(4096, 4096, 4096, jnp.float32),
     ]

@@ -3,7 +3,7 @@
 Every contraction makes a new index space; what only reshapes, scales, masks or reduces its result
 stays in that space and in one component. A contraction over dims that every score had as batch dims
 (heads that talk to each other) is not a cut. Dims touched by slices, pads and concatenations get an
-atom that is kin to the old one: the same kind of index, another extent.
+iter dim that is kin to the old one: the same kind of index, another extent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.labels import (
-    Atom,
+    IterDim,
     Label,
     Labels,
     all_leaves,
@@ -27,15 +27,15 @@ from shardwright.compiler.lower.labels import (
 )
 from shardwright.compiler.support.families import Families
 
-Space = frozenset[Atom]
-"""Kinds of index, each by one representative atom."""
+Space = frozenset[IterDim]
+"""Kinds of index, each by one representative iter dim."""
 
 
 class Labelling:
     """Labels and components of the values that contractions lead to.
 
-    Read `labels`, `space`, `span` and `component` only after construction: atoms still split and
-    unite while the level is walked.
+    Read `labels`, `space`, `span` and `component` only after construction: iter dims still split
+    and unite while the level is walked.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -69,15 +69,15 @@ class Labelling:
         labels = self.labels[value]
         return frozenset(self._kind(a) for d in dims for a in leaves(labels[d]))
 
-    def _kind(self, atom: Atom) -> Atom:
-        return self._kin.of(find(atom))
+    def _kind(self, iter_dim: IterDim) -> IterDim:
+        return self._kin.of(find(iter_dim))
 
-    def _kinds(self) -> Families[Atom]:
-        """Kin of every atom that a slice, pad or concatenation made."""
-        kin = Families[Atom]()
+    def _kinds(self) -> Families[IterDim]:
+        """Kin of every iter dim that a slice, pad or concatenation made."""
+        kin = Families[IterDim]()
         for new, old in self._links:
-            for atom in leaves(new):
-                kin.join(atom, leaves(old)[-1])
+            for iter_dim in leaves(new):
+                kin.join(iter_dim, leaves(old)[-1])
         return kin
 
     def _set(self, value: Value, labels: Labels, sources: Iterable[Value]) -> None:
@@ -127,7 +127,7 @@ class Labelling:
         self._set(op.result, first, shaped)
 
     def _touching(self, op: Op, labelled: Sequence[Value]) -> None:
-        """Untouched dims keep their label; touched ones get a new atom that is kin to the old."""
+        """Untouched dims keep their label; touched ones get a new one that is kin."""
         values = [v for v in labelled if v.type.rank == op.result.type.rank]
         labels = list(fresh(op.result.type.shape))
         for value in values:
@@ -166,9 +166,13 @@ class Labelling:
             return False
         root = self.component(operand)
         batch = {a for label in self._batch.get(root, ()) for a in leaves(label)}
-        atoms = [a for d in dims for a in leaves(self.labels[operand][d])]
+        iter_dims = [a for d in dims for a in leaves(self.labels[operand][d])]
         sizes = [operand.type.shape[d] for d in dims]
-        return sizes == [other.type.shape[d] for d in free] and bool(atoms) and batch >= set(atoms)
+        return (
+            sizes == [other.type.shape[d] for d in free]
+            and bool(iter_dims)
+            and batch >= set(iter_dims)
+        )
 
     def _mixed(self, op: Op, side: int) -> tuple[Labels, Labels]:
         """Labels of a mixed score, batch and free dims as they were, and those that came back new

@@ -1,10 +1,10 @@
 """Where instructions and tiles go: the kernel under construction, its loops, and access patterns
-over atoms.
+over iter dims.
 
-A `Scope` is a place in the loop nest: a body to append to, and for every atom a `Box` (origin and
-extent) that says which part of the index space the code there works on. A `Held` value is a tile
-with an element stride per atom, so that reading it anywhere is one rule: stride 0 for atoms it does
-not span.
+A `Scope` is a place in the loop nest: a body to append to, and for every iter dim a `Box` (origin
+and extent) that says which part of the index space the code there works on. A `Held` value is a
+tile with an element stride per iter dim, so that reading it anywhere is one rule: stride 0 for iter
+dims it does not span.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwright.compiler.codegen.domain import PerAtom, Split, Tensors, Walk
+from shardwright.compiler.codegen.domain import AccessMap, PerDim, Split, Tensors
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine, root_of
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
@@ -24,13 +24,13 @@ Code = list[Instr | Loop]
 Dims = tuple[tuple[int, int], ...]
 ZeroWhen = tuple[int, ...] | None
 """Registers that are all 0 where a sum begins; None where it has begun before."""
-NO_ATOM = -1  # where a split has no major part
+NO_DIM = -1  # where a split has no major part
 PSUM_WORD = 4  # PSUM holds fp32 (documented: hardware.json psum_output_dtypes)
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The part of an atom some code works on: `extent` points from `origin`."""
+    """The part of an iter dim some code works on: `extent` points from `origin`."""
 
     origin: Affine
     extent: int
@@ -38,9 +38,9 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an atom that one body of code covers: `trip` blocks of `extent` from `start`.
+    """A part of an iter dim that one body of code covers: `trip` blocks of `extent` from `start`.
 
-    `shorter` lists atoms (the minor part of a split) that are shorter in this piece.
+    `shorter` lists iter dims (the minor part of a split) that are shorter in this piece.
     """
 
     start: int
@@ -66,17 +66,17 @@ def cut(size: int, extent: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A value on chip: tile number, element offset in the slot, element stride per spanned atom."""
+    """A value on chip: tile number, offset in its slot, stride per spanned iter dim (elements)."""
 
     tile: int
-    strides: PerAtom
+    strides: PerDim
     offset: Affine = field(default_factory=Affine)
 
     def at(self, index: Mapping[int, Affine]) -> Held:
-        """The part of it at some position; atoms it does not span move nothing."""
+        """The part of it at some position; iter dims it does not span move nothing."""
         offset = self.offset
-        for atom, place in index.items():
-            if stride := self.strides.get(atom, 0):
+        for iter_dim, place in index.items():
+            if stride := self.strides.get(iter_dim, 0):
                 offset = offset + place * stride
         return Held(self.tile, self.strides, offset)
 
@@ -103,9 +103,9 @@ class Builder:
         self.next_register += 1
         return self.next_register - 1
 
-    def scope(self, extents: PerAtom) -> Scope:
-        """The place behind all code so far, at the first points of all atoms."""
-        boxes = {a: Box(Affine(), extent) for a, extent in extents.items() if a != NO_ATOM}
+    def scope(self, extents: PerDim) -> Scope:
+        """The place behind all code so far, at the first points of all iter dims."""
+        boxes = {a: Box(Affine(), extent) for a, extent in extents.items() if a != NO_DIM}
         return Scope(self, self.body, boxes)
 
     def code(self) -> tuple[list[Tile], Code]:
@@ -178,7 +178,7 @@ class Scope:
         self.boxes = dict(boxes)
         self.register = register
         self.trip = trip
-        self.sizes: dict[int, int] = {}  # atoms that are shorter here (the tail of a split)
+        self.sizes: dict[int, int] = {}  # iter dims that are shorter here (the tail of a split)
         self.first: dict[int, ZeroWhen] = {}  # see `enter`
         self.lane = 0  # of straight code whose lanes run side by side, each with tiles of its own
         self._free: dict[tuple[object, ...], list[int]] = {}
@@ -216,59 +216,59 @@ class Scope:
         """(body, index) of a loop of `count` iterations; this place when there is one."""
         return self.repeat(Piece(0, 1, count))
 
-    def enter(self, atom: int, piece: Piece) -> Scope:
-        """The code for one piece of an atom: a loop when it repeats.
+    def enter(self, iter_dim: int, piece: Piece) -> Scope:
+        """The code for one piece of an iter dim: a loop when it repeats.
 
-        `first` of the result tells accumulations over the atom how to start: the registers that are
-        0 in the first iteration, or None when an earlier piece has already been added.
+        `first` of the result tells accumulations over the iter dim how to start: the registers that
+        are 0 in the first iteration, or None when an earlier piece has already been added.
         """
         scope, at = self.repeat(piece)
-        scope.boxes[atom] = Box(at, piece.extent)
-        scope.first = {**self.first, atom: _registers(at) if piece.start == 0 else None}
+        scope.boxes[iter_dim] = Box(at, piece.extent)
+        scope.first = {**self.first, iter_dim: _registers(at) if piece.start == 0 else None}
         scope.sizes = {**self.sizes, **dict(piece.shorter)}
         for short, size in piece.shorter:
             scope.boxes[short] = Box(Affine(), min(size, scope.boxes[short].extent))
         return scope
 
-    def nested(self, sizes: PerAtom, extents: Mapping[int | None, int] | PerAtom) -> list[Scope]:
-        """The code for all pieces of the atoms of `extents`, the first one outermost."""
+    def nested(self, sizes: PerDim, extents: Mapping[int | None, int] | PerDim) -> list[Scope]:
+        """The code for all pieces of the iter dims of `extents`, the first one outermost."""
         places = [self]
-        for atom, extent in extents.items():
-            if atom is not None:
-                parts = pieces(sizes[atom], extent)
-                places = [place.enter(atom, part) for place in places for part in parts]
+        for iter_dim, extent in extents.items():
+            if iter_dim is not None:
+                parts = pieces(sizes[iter_dim], extent)
+                places = [place.enter(iter_dim, part) for place in places for part in parts]
         return places
 
-    def within(self, atom: int, piece: Piece, begins: bool) -> Scope:
-        """One piece of this scope's box of an atom; sums over it begin there if it `begins`."""
-        begun, scope = self.first.get(atom, ()), self.enter(atom, piece)
-        at = scope.boxes[atom].origin
-        scope.boxes[atom] = Box(self.boxes[atom].origin + at, piece.extent)
+    def within(self, iter_dim: int, piece: Piece, begins: bool) -> Scope:
+        """One piece of this scope's box of an iter dim; sums over it begin there if it `begins`."""
+        begun, scope = self.first.get(iter_dim, ()), self.enter(iter_dim, piece)
+        at = scope.boxes[iter_dim].origin
+        scope.boxes[iter_dim] = Box(self.boxes[iter_dim].origin + at, piece.extent)
         first = (*begun, *_registers(at)) if begins and begun is not None else None
-        scope.first = {**scope.first, atom: first}
+        scope.first = {**scope.first, iter_dim: first}
         return scope
 
-    def zero_when(self, atoms: Iterable[int]) -> ZeroWhen:
-        """When a sum over `atoms` overwrites its destination here: `zero_when` of instructions."""
+    def zero_when(self, iter_dims: Iterable[int]) -> ZeroWhen:
+        """When a sum over `iter_dims` overwrites here: `zero_when` of instructions."""
         registers: tuple[int, ...] = ()
-        for atom in sorted(atoms):
-            start = self.first.get(atom, ())
+        for iter_dim in sorted(iter_dims):
+            start = self.first.get(iter_dim, ())
             if start is None:
                 return None
             registers += start
         return registers
 
-    def extent(self, atom: int | None) -> int:
-        """Points of `atom` this code works on; 1 for no atom (None or -1)."""
-        return 1 if atom in (None, NO_ATOM) else self.boxes[atom].extent
+    def extent(self, iter_dim: int | None) -> int:
+        """Points of `iter_dim` this code works on; 1 for no iter dim (None or -1)."""
+        return 1 if iter_dim in (None, NO_DIM) else self.boxes[iter_dim].extent
 
-    def box(self, atom: int | None) -> Box:
-        """What this code works on of `atom`; one point for no atom."""
-        return Box(Affine(), 1) if atom is None else self.boxes[atom]
+    def box(self, iter_dim: int | None) -> Box:
+        """What this code works on of `iter_dim`; one point for no iter dim."""
+        return Box(Affine(), 1) if iter_dim is None else self.boxes[iter_dim]
 
-    def origins(self, atoms: Iterable[int]) -> dict[int, Affine]:
-        """Where this code begins along `atoms`."""
-        return {a: self.boxes[a].origin for a in atoms if a != NO_ATOM}
+    def origins(self, iter_dims: Iterable[int]) -> dict[int, Affine]:
+        """Where this code begins along `iter_dims`."""
+        return {a: self.boxes[a].origin for a in iter_dims if a != NO_DIM}
 
     def tile(
         self,
@@ -372,9 +372,9 @@ class Scope:
     def hold(self, tile: Held, axes: Iterable[int]) -> Held:
         """A value laid out densely over `axes` (major to minor) at the extents of this scope."""
         strides, step = {}, 1
-        for atom in reversed(list(axes)):
-            strides[atom] = step
-            step *= self.extent(atom)
+        for iter_dim in reversed(list(axes)):
+            strides[iter_dim] = step
+            step *= self.extent(iter_dim)
         return Held(tile.tile, strides)
 
     def elements(self, axes: Iterable[int]) -> int:
@@ -402,29 +402,29 @@ class Scope:
         return self.on_chip(value, rows, ((1, elements),), offset)
 
     def transfer(
-        self, walk: Walk, held: Held, rows: int, partition: int | None, axes: Sequence[int]
+        self, access: AccessMap, held: Held, rows: int, partition: int | None, axes: Sequence[int]
     ) -> tuple[AccessPattern, AccessPattern]:
         """(HBM pattern, on-chip pattern) of equal shape for a DMA of a view."""
-        axes = sorted(axes, key=lambda a: -abs(walk.stride(a)))  # runs of HBM innermost
+        axes = sorted(axes, key=lambda a: -abs(access.stride(a)))  # runs of HBM innermost
         sizes = [self.extent(a) for a in axes]
         hbm, chip = merge_dims(
-            sizes, [[walk.stride(a) for a in axes], [held.strides.get(a, 0) for a in axes]]
+            sizes, [[access.stride(a) for a in axes], [held.strides.get(a, 0) for a in axes]]
         )
-        first = (walk.stride(partition), rows)
-        return self.hbm(walk, (first, *hbm)), self.on_chip(held, rows, chip)
+        first = (access.stride(partition), rows)
+        return self.hbm(access, (first, *hbm)), self.on_chip(held, rows, chip)
 
-    def hbm(self, walk: Walk, dims: Dims) -> AccessPattern:
+    def hbm(self, access: AccessMap, dims: Dims) -> AccessPattern:
         """HBM pattern at the origin of this scope's boxes."""
-        return AccessPattern(Space.HBM, walk.tensor, self.address(walk), dims)
+        return AccessPattern(Space.HBM, access.tensor, self.address(access), dims)
 
-    def address(self, walk: Walk) -> Affine:
-        """Where a walk starts here."""
-        return self.address_of(walk.offset, walk, walk.strides)
+    def address(self, access: AccessMap) -> Affine:
+        """Where an access map starts here."""
+        return self.address_of(access.offset, access, access.strides)
 
-    def address_of(self, start: Affine, walk: Walk, atoms: Iterable[int]) -> Affine:
-        """`start` moved along `atoms` of a walk to the origins of this scope's boxes."""
-        for atom in atoms:
-            start = start + self.boxes[atom].origin * walk.stride(atom)
+    def address_of(self, start: Affine, access: AccessMap, iter_dims: Iterable[int]) -> Affine:
+        """`start` moved along `iter_dims` of an access map to the origins of this scope's boxes."""
+        for iter_dim in iter_dims:
+            start = start + self.boxes[iter_dim].origin * access.stride(iter_dim)
         return start
 
 
@@ -462,15 +462,15 @@ def merge_dims(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[D
 
 
 def blocks_within(
-    scope: Scope, atoms: Sequence[tuple[int, int]], here: Mapping[int, Affine]
+    scope: Scope, iter_dims: Sequence[tuple[int, int]], here: Mapping[int, Affine]
 ) -> Iterator[tuple[Scope, dict[int, Affine]]]:
-    """Loops over blocks of the boxes of `scope`: (body, position of each atom inside its box)."""
-    if not atoms:
+    """Loops over blocks of the boxes of `scope`: (body, position per iter dim in its box)."""
+    if not iter_dims:
         yield scope, dict(here)
         return
-    (atom, block), rest = atoms[0], atoms[1:]
-    base = scope.boxes[atom]
+    (iter_dim, block), rest = iter_dims[0], iter_dims[1:]
+    base = scope.boxes[iter_dim]
     for piece in pieces(base.extent, min(block, base.extent)):
         inner, index = scope.repeat(piece)
-        inner.boxes[atom] = Box(base.origin + index, piece.extent)
-        yield from blocks_within(inner, rest, {**here, atom: index})
+        inner.boxes[iter_dim] = Box(base.origin + index, piece.extent)
+        yield from blocks_within(inner, rest, {**here, iter_dim: index})

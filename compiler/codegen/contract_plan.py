@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Atoms, PerAtom, Space, Split, Walk
+from shardwright.compiler.codegen.domain import AccessMap, IterDims, PerDim, Space, Split
 from shardwright.compiler.codegen.planning import Rates
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block
 from shardwright.compiler.codegen.space import contiguous_run
@@ -26,14 +26,14 @@ _FP32_PASSES = 4  # documented: nki/api/nki/isa/__init__.py, fp32 matmul takes f
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One side of a contraction: value number, its free atoms, and whether k is innermost in HBM.
+    """One side of a contraction: value number, free iter dims, and whether k is innermost in HBM.
 
-    A `natural` operand is loaded with its free atom on the partitions and transposed on the tensor
-    engine.
+    A `natural` operand is loaded with its free iter dim on the partitions and transposed on the
+    tensor engine.
     """
 
     number: int
-    free: Atoms
+    free: IterDims
     natural: bool
 
 
@@ -41,53 +41,53 @@ class Operand:
 class ContractPlan:
     """How a contraction is tiled.
 
-    Major parts of `row_split` and `depth_split` count tiles of 128; where such an atom fits in one
-    tile, another m (or k) atom counts; -1 when there is none. `outer`, `across` and `along` are
-    loops of single points. Neighbouring points of a `group` share the panels of both operands and
-    the tile of the result, which makes runs in HBM longer. `beside` counts neighbouring rows of the
-    result that lie on one partition, where short rows are one run of HBM: `rows` then counts such
-    partitions, and each product takes every so-many-th row of the stationary panel. Both are at
-    most one atom, `beside` in staged plans only.
+    Major parts of `row_split` and `depth_split` count tiles of 128; where such an iter dim fits in
+    one tile, another m (or k) iter dim counts; -1 when there is none. `outer`, `across` and `along`
+    are loops of single points. Neighbouring points of a `group` share the packed tiles of both
+    operands and the tile of the result, which makes runs in HBM longer. `beside` counts
+    neighbouring rows of the result that lie on one partition, where short rows are one run of HBM:
+    `rows` then counts such partitions, and each product takes every so-many-th row of the
+    stationary packed tile. Both are at most one iter dim, `beside` in staged plans only.
     """
 
     space: Space
     number: int  # of the contraction
     stationary: Operand
     moving: Operand
-    rows: int | None  # the atom on the partitions of the result
+    rows: int | None  # the iter dim on the partitions of the result
     row_split: Split  # of m, `rows` its minor part
-    depth: int  # the atom on the partitions of the operands
+    depth: int  # the iter dim on the partitions of the operands
     depth_split: Split  # of k, `depth` its minor part
-    columns: Atoms  # n atoms of a panel, major to minor
-    extents: PerAtom  # points at a time of the atoms `columns`, `group` and `beside`
-    outer: Atoms  # batch and other m atoms
-    across: Atoms = ()  # other n atoms
-    along: Atoms = ()  # other k atoms
+    columns: IterDims  # n iter dims of a packed tile, major to minor
+    extents: PerDim  # points at a time of the iter dims `columns`, `group` and `beside`
+    outer: IterDims  # batch and other m iter dims
+    across: IterDims = ()  # other n iter dims
+    along: IterDims = ()  # other k iter dims
     block: int = 1  # row tiles in SBUF at a time
     chunk: int = 1  # k tiles in SBUF at a time
     resident: bool = False  # all of k of the stationary block stays
     staged: bool = False  # products of a row tile and a PSUM bank each are added up in SBUF
     held: bool = False  # the whole moving operand stays over all row blocks
-    group: Atoms = ()  # batch atoms
-    panel_type: DType  # of both operands in SBUF
+    group: IterDims = ()  # batch iter dims
+    packed_type: DType  # of both operands in SBUF
     stationary_slots: int = 1  # tiles of SBUF for the stationary block
     accumulator_slots: int = 2  # tiles of PSUM for products
-    turning_slots: int = 2  # banks of PSUM for transposed operands
+    transpose_slots: int = 2  # banks of PSUM for transposed operands
     cost: float = 0.0  # nanoseconds
-    beside: Atoms = ()
-    whole: bool = False  # all of k of all row tiles stays (`whole_panel.py`)
+    beside: IterDims = ()
+    whole: bool = False  # all of k of all row tiles stays (`whole_operand.py`)
     variant: bool = False  # see `Candidate`
     rates: Rates | None = None  # None: rows are folded already, not put into blocks
 
     @property
-    def shared(self) -> Atoms:
+    def shared(self) -> IterDims:
         """Outer loops that choose another moving operand."""
-        moves = self.space[self.moving.number].atoms
+        moves = self.space[self.moving.number].iter_dims
         return tuple(a for a in self.outer if a in moves)
 
     @property
-    def out_axes(self) -> Atoms:
-        """Atoms along a row of the result, major to minor."""
+    def out_axes(self) -> IterDims:
+        """Iter dims along a row of the result, major to minor."""
         return (*self.group, *self.beside, *self.columns)
 
     @property
@@ -98,11 +98,11 @@ class ContractPlan:
     @property
     def passes(self) -> int:
         """Passes of the tensor engine over its operands."""
-        return _FP32_PASSES if self.panel_type is DType.F32 else 1
+        return _FP32_PASSES if self.packed_type is DType.F32 else 1
 
     @property
     def points(self) -> int:
-        """Batch points whose panels are in SBUF together."""
+        """Batch points whose packed tiles are in SBUF together."""
         return math.prod(self.extents[a] for a in self.group)
 
     @property
@@ -117,14 +117,14 @@ class ContractPlan:
 
     @property
     def height(self) -> int:
-        """Columns of the stationary panel for one row tile, those of a group counted together."""
+        """Packed stationary columns for one row tile, those of a group counted together."""
         height = self.space.sizes.get(self.row_split.minor, 1)
         return height * math.prod(self.extents[a] for a in (*self.group, *self.beside))
 
     @property
     def row_bytes(self) -> int:
         """Bytes per partition of one row tile of the stationary operand with all of k."""
-        return self.depth_tiles * self.height * self.panel_type.bytes
+        return self.depth_tiles * self.height * self.packed_type.bytes
 
     @property
     def has_tail(self) -> bool:
@@ -140,48 +140,48 @@ class ContractPlan:
 
 
 def natural_rows(
-    plan: ContractPlan, operand: Operand, walk: Walk, extents: PerAtom, item: int
+    plan: ContractPlan, operand: Operand, access: AccessMap, extents: PerDim, item: int
 ) -> tuple[int, RowBlock | None]:
     """(elements of a run when a natural operand is loaded with one row to a partition, the block of
-    rows that is faster) in boxes of `extents`; k atoms included, `item` bytes per element.
+    rows that is faster) in boxes of `extents`; k iter dims included, `item` bytes per element.
     """
     major, depth = plan.depth_split.major, extents[plan.depth]
     chunk = extents.get(major, 1)
-    row = row_atom(plan, operand, extents)
+    row = row_iter_dim(plan, operand, extents)
     across = [a for a in (plan.depth, major, *operand.free) if a >= 0 and a != row]
-    run = contiguous_run(plan.space, walk, [a for a in across if extents[a] > 1], extents)
+    run = contiguous_run(plan.space, access, [a for a in across if extents[a] > 1], extents)
     if plan.rates is None or row == plan.depth:
         return run, None
-    joined = chunk == 1 or walk.stride(major) == depth
+    joined = chunk == 1 or access.stride(major) == depth
     points = {a: extents[a] for a in operand.free} | ({} if joined else {major: chunk})
     total = depth * chunk * math.prod(extents[a] for a in operand.free) * item
     plain = plan.rates.transfer_ns(total, run * item, min(extents[row], TRANSPOSED))
     length = depth * chunk if joined else depth
-    return run, row_block(walk, length, points, item, plan.rates, plain)
+    return run, row_block(access, length, points, item, plan.rates, plain)
 
 
 def direct_rows(
-    plan: ContractPlan, operand: Operand, walk: Walk, extents: PerAtom, item: int
+    plan: ContractPlan, operand: Operand, access: AccessMap, extents: PerDim, item: int
 ) -> tuple[int, RowBlock | None]:
     """The same for a direct operand: k counts its rows, and the block holds all of a tile of k."""
-    free = [a for a in operand.free if walk.stride(a)]
-    run = contiguous_run(plan.space, walk, free, extents)
-    inner = next((a for a in free if walk.stride(a) == 1), None)
+    free = [a for a in operand.free if access.stride(a)]
+    run = contiguous_run(plan.space, access, free, extents)
+    inner = next((a for a in free if access.stride(a) == 1), None)
     if plan.rates is None or inner is None or extents[inner] > TRANSPOSED:
         return run, None
     total = math.prod(extents.values())
     plain = plan.rates.transfer_ns(total * item, run * item, extents[plan.depth])
     points = {a: n for a, n in extents.items() if a != inner}
-    turned = total / extents[inner] + total / extents[plan.depth]
-    extra = plan.rates.engine_ns(Engine.TENSOR, turned * plan.passes)
-    block = row_block(walk, extents[inner], points, item, plan.rates, plain, extra)
-    if block is None or (block.atoms[0], block.extents[0]) != (plan.depth, extents[plan.depth]):
+    transposed = total / extents[inner] + total / extents[plan.depth]
+    extra = plan.rates.engine_ns(Engine.TENSOR, transposed * plan.passes)
+    block = row_block(access, extents[inner], points, item, plan.rates, plain, extra)
+    if block is None or (block.iter_dims[0], block.extents[0]) != (plan.depth, extents[plan.depth]):
         return run, None
     return run, block
 
 
-def row_atom(plan: ContractPlan, operand: Operand, extents: PerAtom) -> int:
-    """The free atom that lies on the partitions while a natural operand waits for its transpose."""
+def row_iter_dim(plan: ContractPlan, operand: Operand, extents: PerDim) -> int:
+    """The free iter dim on the partitions while a natural operand waits for its transpose."""
     row = max(operand.free, key=lambda a: (extents[a], a == operand.free[-1]))
     return plan.row_split.minor if row == plan.row_split.major else row
 
@@ -197,30 +197,30 @@ def even_tile(size: int, limit: int) -> int:
     return limit
 
 
-def largest_walk(space: Space, number: int) -> Walk | None:
-    """The walk of the largest tensor an operand is made from."""
+def largest_access(space: Space, number: int) -> AccessMap | None:
+    """The access map of the largest tensor an operand is made from."""
     loads = [space[n] for n in space.slice([number])]
-    walks = [(space.elements(v), v.walk) for v in loads if v.walk and v.walk.tensor >= 0]
-    return max(walks, key=lambda w: w[0])[1] if walks else None
+    accesses = [(space.elements(v), v.map) for v in loads if v.map and v.map.tensor >= 0]
+    return max(accesses, key=lambda w: w[0])[1] if accesses else None
 
 
 def is_natural(space: Space, number: int, depth: int, free: Sequence[int]) -> bool:
     """k is innermost in HBM and there are rows to put on the partitions instead."""
-    walk = largest_walk(space, number)
-    return bool(walk and free and abs(walk.stride(depth)) == 1 and space.sizes[depth] > 1)
+    access = largest_access(space, number)
+    return bool(access and free and abs(access.stride(depth)) == 1 and space.sizes[depth] > 1)
 
 
 def tile_count(space: Space, made: Split) -> int:
-    """Tiles of a split atom, a partial last one included."""
+    """Tiles of a split iter dim, a partial last one included."""
     return space.sizes.get(made.major, 1) + (1 if made.tail else 0)
 
 
-def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[int]:
+def needed_by_epilogue(space: Space, number: int, roots: Iterable[int]) -> list[int]:
     """Values after contraction `number`, and what they need beside it, in order.
 
     Raises CompileError for values that need a loop of their own.
     """
-    inside = space.slice(sinks)
+    inside = space.slice(roots)
     after = {number}
     for n in inside:
         if after & set(space[n].inputs):
@@ -233,8 +233,8 @@ def needed_by_epilogue(space: Space, number: int, sinks: Iterable[int]) -> list[
 
 def _require_same_points(space: Space, number: int, after: Iterable[int]) -> None:
     """An epilogue walks the points of its contraction: a broadcast to more has no place."""
-    own = space[number].atoms
-    if any(space[n].atoms - own for n in after):
+    own = space[number].iter_dims
+    if any(space[n].iter_dims - own for n in after):
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",
             f"kernel {space.name} requires values over the indices of its contraction after it,"

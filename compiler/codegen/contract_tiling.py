@@ -1,10 +1,10 @@
 """Choosing the tiles of a contraction: who is stationary, what goes where, how much stays in SBUF.
 
-The m atoms land on the partitions of the result and n along its rows, so exchanging the operands
-stores the transposed result at no cost; both ways are planned and the cheaper estimate wins. A
-block of m tiles stays in SBUF while panels of the moving operand pass by, or the whole moving
-operand stays. Sums are kept in PSUM over all of k, or `staged`: one bank per product, added up in
-SBUF.
+The m iter dims land on the partitions of the result and n along its rows, so exchanging the
+operands stores the transposed result at no cost; both ways are planned and the cheaper estimate
+wins. A block of m tiles stays in SBUF while packed tiles of the moving operand pass by, or the
+whole moving operand stays. Sums are kept in PSUM over all of k, or `staged`: one bank per product,
+added up in SBUF.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from shardwright.compiler.codegen.contract_plan import (
     direct_rows,
     even_tile,
     is_natural,
-    largest_walk,
+    largest_access,
     natural_rows,
     needed_by_epilogue,
 )
-from shardwright.compiler.codegen.domain import CODELESS, Atoms, Numbers, Space, Split, Walk
+from shardwright.compiler.codegen.domain import CODELESS, AccessMap, IterDims, Numbers, Space, Split
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
-from shardwright.compiler.codegen.turned_blocks import is_plain, turned_block
-from shardwright.compiler.codegen.whole_panel import (
+from shardwright.compiler.codegen.transposed_blocks import is_plain, transposed_block
+from shardwright.compiler.codegen.whole_operand import (
     can_be_whole,
     fetch_ns,
     is_load,
     is_short,
-    panel_bytes,
+    packed_bytes,
     whole_elements,
 )
 from shardwright.compiler.diagnostics import CompileError
@@ -41,7 +41,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
 
-# Bytes per partition of one chunk of a moving panel: above this a transfer only starts later.
+# Bytes per partition of one chunk of a moving packed tile: above this a transfer only starts later.
 _CHUNKS = (2, 4, 8, 16)  # k tiles of a chunk that a thorough search tries as well
 _CHUNK_BYTES = 16384
 # k is contiguous in a natural operand: rows of this many bytes reach 0.97 of the DMA rate (see
@@ -51,30 +51,30 @@ _NATURAL_RUN_BYTES = 4096
 # efficiency_by_bytes_per_partition).
 _RUN_BYTES = 2048
 _RESIDENT_SHARE = (
-    0.6  # of the budget: the stationary block; panels and epilogue have the rest (our choice)
+    0.6  # of the budget: the stationary block; packed tiles and epilogue have the rest (our choice)
 )
 _MAX_COLUMN_AXES = 3
 # With this many k tiles the pause to evict all accumulators at once is short beside the work on
 # them.
 _LONG_K = 8
-_BLOCKS = (1, 2, 4, 8, 16, 32)  # row tiles that share a panel in staged plans
+_BLOCKS = (1, 2, 4, 8, 16, 32)  # row tiles that share a packed tile in staged plans
 _EPILOGUE_SLOTS = 2  # of the tiles of a row tile behind its product
 _FEWEST_ROWS = 32  # partitions of a result with several rows on each (our choice)
 _LONGEST_BYTES = 8192  # of their run: what is longer moves no faster (our choice)
 _STAGED_SLOTS = 4  # banks in flight between the tensor engine and the collecting copy
-_TURNING_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
+_TRANSPOSE_BANKS = 4  # of PSUM for transposed operands on their way to SBUF
 _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferred)
 
 
 def plan_contraction(
-    space: Space, number: int, sinks: Iterable[int], room: Room
+    space: Space, number: int, roots: Iterable[int], room: Room
 ) -> list[ContractPlan]:
     """Tilings of contraction `number` in both orientations."""
     _require_floats(space, number)
     return [
         plan
         for order in ((0, 1), (1, 0))
-        for plan in _Planner(space, number, tuple(sinks), order, room).plans()
+        for plan in _Planner(space, number, tuple(roots), order, room).plans()
     ]
 
 
@@ -93,46 +93,46 @@ class _Planner:
     """One orientation of one contraction."""
 
     def __init__(
-        self, space: Space, number: int, sinks: Numbers, order: tuple[int, int], room: Room
+        self, space: Space, number: int, roots: Numbers, order: tuple[int, int], room: Room
     ) -> None:
-        self.space, self.number, self.sinks = space, number, sinks
+        self.space, self.number, self.roots = space, number, roots
         self.room, self.limits, self.budget = room, room.limits, room.budget
         contract = space[number]
         self.sides = tuple(contract.inputs[i] for i in order)
-        atoms = [space[n].atoms for n in self.sides]
+        iter_dims = [space[n].iter_dims for n in self.sides]
         self.over = contract.over
-        self.batch = (atoms[0] & atoms[1]) - self.over
-        self.m = atoms[0] - self.over - self.batch
-        self.n = atoms[1] - self.over - self.batch
+        self.batch = (iter_dims[0] & iter_dims[1]) - self.over
+        self.m = iter_dims[0] - self.over - self.batch
+        self.n = iter_dims[1] - self.over - self.batch
         types = {space[n].dtype for n in self.sides}
-        self.panel_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
-        after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.sinks))]
+        self.packed_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
+        after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.roots))]
         tiles = [v.dtype.bytes for v in after if v.op not in (*STORES, *CODELESS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
-        self.walks = [largest_walk(space, n) for n in self.sides]
-        largest = max(sinks, key=lambda n: space.elements(space[n]))
-        self.out = space[largest].walk
+        self.accesses = [largest_access(space, n) for n in self.sides]
+        largest = max(roots, key=lambda n: space.elements(space[n]))
+        self.out = space[largest].map
         whole = space.elements(space[largest])
         self.stores = tuple(
-            (walk, is_plain(space, n))
-            for n in sinks
-            if (walk := space[n].walk) and space.elements(space[n]) == whole
+            (access, is_plain(space, n))
+            for n in roots
+            if (access := space[n].map) and space.elements(space[n]) == whole
         )
 
-    def _best(self, atoms: Iterable[int], walks: Sequence[Walk | None]) -> int:
-        """The atom that fills most partitions, then innermost in memory, then the largest."""
+    def _best(self, iter_dims: Iterable[int], accesses: Sequence[AccessMap | None]) -> int:
+        """The iter dim that fills most partitions, then innermost in memory, then the largest."""
         size = self.space.sizes
 
         def merit(a: int) -> tuple[int, int, int, int]:
-            inner = sum(1 for w in walks if w and w.stride(a) == 1)
+            inner = sum(1 for w in accesses if w and w.stride(a) == 1)
             return (min(size[a], self.limits.partitions), inner, size[a], -a)
 
-        return max(atoms, key=merit)
+        return max(iter_dims, key=merit)
 
     def plans(self) -> Iterator[ContractPlan]:
-        """Plans with the stationary block resident and streamed, with wide and narrow panels."""
-        self.depth = self._best(self.over, self.walks)
-        rows = self._best(self.m, self.walks[:1]) if self.m else None
+        """Plans with the stationary block resident and streamed, moving tiles wide and narrow."""
+        self.depth = self._best(self.over, self.accesses)
+        rows = self._best(self.m, self.accesses[:1]) if self.m else None
         space, row_split = self._split(self.space, rows, self.limits.stationary_max, self.m)
         majors = [row_split.major] if row_split.major >= 0 else []
         rest = (*majors, *([rows] if rows is not None else []))
@@ -159,14 +159,19 @@ class _Planner:
                 yield each
 
     def _formed(
-        self, space: Space, row_split: Split, rows: int | None, rest: Atoms, beside: Atoms = ()
+        self,
+        space: Space,
+        row_split: Split,
+        rows: int | None,
+        rest: IterDims,
+        beside: IterDims = (),
     ) -> Iterator[ContractPlan]:
-        """Plans of one way to split the rows: `rest` are the free atoms of the stationary side."""
+        """Plans of one way to split the rows: `rest` are free iter dims of the stationary side."""
         depth = self.depth
         space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
-        self.placed = [largest_walk(space, n) for n in self.sides]
+        self.placed = [largest_access(space, n) for n in self.sides]
         narrow = self.limits.moving_max
-        wide = max(narrow, math.ceil(_RUN_BYTES / self.panel_type.bytes))
+        wide = max(narrow, math.ceil(_RUN_BYTES / self.packed_type.bytes))
         for group in self._groups(space, {*rest, depth}):
             stationary = self._operand(0, (*group, *rest))
             for limit in sorted({narrow, wide, 2 * wide, 4 * wide}):
@@ -190,7 +195,7 @@ class _Planner:
                     along=self._loops(self.over - {depth, depth_split.major}),
                     group=(*group,),
                     beside=beside,
-                    panel_type=self.panel_type,
+                    packed_type=self.packed_type,
                     rates=self.room.rates,
                 )
                 for resident, held in product((True, False), repeat=2):
@@ -198,27 +203,27 @@ class _Planner:
                         yield replace(tiled, cost=self._nanoseconds(tiled))
 
     def _groups(self, space: Space, taken: Collection[int]) -> Iterator[dict[int, int]]:
-        """Batch atoms whose neighbouring points share panels, with how many do: none, and those
-        that continue the runs of an operand or of the result while these are short.
+        """Batch iter dims whose neighbouring points share packed tiles, with how many do: none, and
+        those that continue the runs of an operand or of the result while these are short.
         """
         yield {}
         found: dict[tuple[int, int], None] = {}
         own = [a for a in space.sizes if a not in self.batch]
-        for walk in filter(None, (*self.placed, self.out)):
-            item = self.room.tensors[walk.tensor].dtype.bytes
-            run = contiguous_run(space, walk, [a for a in own if walk.stride(a)], space.sizes)
-            row = min([space.sizes[a] for a in own if walk.stride(a) == 1], default=run)
+        for access in filter(None, (*self.placed, self.out)):
+            item = self.room.tensors[access.tensor].dtype.bytes
+            run = contiguous_run(space, access, [a for a in own if access.stride(a)], space.sizes)
+            row = min([space.sizes[a] for a in own if access.stride(a) == 1], default=run)
             wanted: tuple[int, ...] = (_RUN_BYTES, _NATURAL_RUN_BYTES)
             if row * item < _RUN_BYTES <= run * item:
                 wanted = (_RUN_BYTES * self.limits.partitions,)  # for a block of short rows
-            for atom in sorted(a for a in self.batch - set(taken) if walk.stride(a) == run):
-                size = space.sizes[atom]
+            for iter_dim in sorted(a for a in self.batch - set(taken) if access.stride(a) == run):
+                size = space.sizes[iter_dim]
                 counts = [min(size, math.ceil(most / (run * item))) for most in wanted]
-                found |= {(atom, near_divisor(size, n)): None for n in counts if n > 1}
-        for atom, points in found:
-            yield {atom: points}
+                found |= {(iter_dim, near_divisor(size, n)): None for n in counts if n > 1}
+        for iter_dim, points in found:
+            yield {iter_dim: points}
 
-    def _operand(self, side: int, free: Atoms) -> Operand:
+    def _operand(self, side: int, free: IterDims) -> Operand:
         number = self.sides[side]
         return Operand(number, free, is_natural(self.space, number, self.depth, free))
 
@@ -241,39 +246,41 @@ class _Planner:
             if chunk <= most and chunk != plan.chunk:
                 yield replace(plan, chunk=chunk, variant=True)
 
-    def _loops(self, atoms: Iterable[int]) -> Atoms:
-        """Atoms that become loops of single points, major first in the result."""
+    def _loops(self, iter_dims: Iterable[int]) -> IterDims:
+        """Iter dims that become loops of single points, major first in the result."""
         out = self.out
-        return tuple(sorted(atoms, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
+        return tuple(sorted(iter_dims, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
 
     def _split(
-        self, space: Space, atom: int | None, limit: int, atoms: Iterable[int]
+        self, space: Space, iter_dim: int | None, limit: int, iter_dims: Iterable[int]
     ) -> tuple[Space, Split]:
-        """`atom` in tiles up to `limit`, or another of `atoms` that counts tiles."""
-        if atom is None:
+        """`iter_dim` in tiles up to `limit`, or another of `iter_dims` that counts tiles."""
+        if iter_dim is None:
             return space, Split(-1, -1, 0)
-        space, made = split(space, atom, even_tile(space.sizes[atom], limit))
-        others = {*atoms} - {atom}
+        space, made = split(space, iter_dim, even_tile(space.sizes[iter_dim], limit))
+        others = {*iter_dims} - {iter_dim}
         if made.major >= 0 or not others:
             return space, made
 
         def merit(a: int) -> tuple[bool, int, int]:
-            longer = any(w and w.stride(a) == space.sizes[atom] for w in self.walks)
+            longer = any(w and w.stride(a) == space.sizes[iter_dim] for w in self.accesses)
             return longer, space.sizes[a], -a
 
         return space, replace(made, major=max(others, key=merit))
 
-    def _columns(self, limit: int) -> tuple[Atoms, dict[int, int]]:
-        """Panel atoms (major to minor) and extents, up to `limit` columns from inside out."""
+    def _columns(self, limit: int) -> tuple[IterDims, dict[int, int]]:
+        """Iter dims of a packed tile (major to minor) and extents, up to `limit` columns."""
         width = 1
         extents: dict[int, int] = {}
-        for atom in sorted(self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)):
+        for iter_dim in sorted(
+            self.n, key=lambda a: (abs(self.out.stride(a)) if self.out else 0, a)
+        ):
             room = limit // width
             if room < 2 or len(extents) == _MAX_COLUMN_AXES:
                 break
-            extents[atom] = even_tile(self.space.sizes[atom], room)
-            width *= extents[atom]
-            if extents[atom] < self.space.sizes[atom]:
+            extents[iter_dim] = even_tile(self.space.sizes[iter_dim], room)
+            width *= extents[iter_dim]
+            if extents[iter_dim] < self.space.sizes[iter_dim]:
                 break
         return tuple(reversed(extents)), extents
 
@@ -281,9 +288,9 @@ class _Planner:
 
     def _tiles(self, plan: ContractPlan) -> ContractPlan | None:
         """Blocks, chunks and slots that fit PSUM and the budget; None when the form does not."""
-        turning = plan.moving.natural + plan.stationary.natural
+        transposes = plan.moving.natural + plan.stationary.natural
         slots = 1 if plan.depth_tiles >= _LONG_K else 2
-        banks = (self.limits.psum_banks - _TURNING_BANKS * bool(turning)) // slots
+        banks = (self.limits.psum_banks - _TRANSPOSE_BANKS * bool(transposes)) // slots
         rows = plan.space.sizes.get(plan.row_split.major, 1)
         block = min(rows, banks // math.ceil(plan.width / self.limits.moving_max))
         if plan.resident:
@@ -314,9 +321,9 @@ class _Planner:
                 return None
         elif not can_be_whole(plan.space, number, made):
             return None
-        size = panel_bytes(plan.space, made, plan.points, self.panel_type.bytes)
-        if not natural:  # it may be turned twice
-            size += panel_bytes(plan.space, made[::-1], plan.points, self.panel_type.bytes)
+        size = packed_bytes(plan.space, made, plan.points, self.packed_type.bytes)
+        if not natural:  # it may be transposed twice
+            size += packed_bytes(plan.space, made[::-1], plan.points, self.packed_type.bytes)
         sums = 4 * plan.width if plan.depth_tiles > 1 else 0
         if sums + size > _RESIDENT_SHARE * self.budget:
             return None
@@ -327,7 +334,7 @@ class _Planner:
 
     def _blocking(self, plan: ContractPlan, sums: int) -> ContractPlan | None:
         """The chunk of k for what the budget leaves beside the kept operands and `sums`."""
-        item, width = self.panel_type.bytes, plan.width
+        item, width = self.packed_type.bytes, plan.width
         whole = plan.row_bytes * plan.block if plan.resident else 0
         slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
         columns = self.space.points(self.n) * plan.points
@@ -344,7 +351,7 @@ class _Planner:
             plan,
             chunk=near_divisor(majors, min(most, majors)),
             stationary_slots=slots,
-            turning_slots=2 if sums or not both else 1,
+            transpose_slots=2 if sums or not both else 1,
         )
 
     def _row_bytes(self, plan: ContractPlan) -> int:
@@ -353,11 +360,11 @@ class _Planner:
         rows = plan.width // largest * math.ceil(largest / self.limits.transpose_max)
         stationary = plan.block * plan.points * plan.stationary.natural
         waiting = rows * plan.moving.natural + stationary
-        return waiting * plan.space.sizes[plan.depth] * self.panel_type.bytes
+        return waiting * plan.space.sizes[plan.depth] * self.packed_type.bytes
 
     def _enough(self, plan: ContractPlan) -> int:
         """k tiles for long runs of a natural operand, and for large transfers of a direct one."""
-        item = self.panel_type.bytes
+        item = self.packed_type.bytes
         enough = _CHUNK_BYTES // (plan.width * item)
         if plan.moving.natural or plan.stationary.natural:
             row = plan.space.sizes[plan.depth] * item
@@ -374,8 +381,8 @@ class _Planner:
         blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
         groups = {a: math.ceil(size[a] / plan.extents.get(a, 1)) for a in plan.outer}
         row_blocks = blocks * math.prod(groups.values())
-        panels = plan.space.points(plan.across)
-        panels *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
+        rounds = plan.space.points(plan.across)
+        rounds *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
         depth_tiles = plan.depth_tiles
         width = math.prod(plan.extents[a] for a in plan.columns)
         height = 1 if plan.rows is None else size[plan.rows]
@@ -383,50 +390,50 @@ class _Planner:
         once = math.prod(groups[a] for a in plan.shared)
         points, beside = plan.points, math.prod(plan.extents[a] for a in plan.beside)
         turns = beside + (plan.lines.tail if plan.beside else 0)
-        passes = row_blocks * (1 if plan.resident else panels)
+        passes = row_blocks * (1 if plan.resident else rounds)
         loads = (
             (plan.stationary, self.placed[0], passes, rows * points * beside),
             (
                 plan.moving,
                 self.placed[1],
-                (once if plan.held else row_blocks) * panels,
+                (once if plan.held else row_blocks) * rounds,
                 width * points,
             ),
         )
-        turned = moved = 0.0
-        for operand, walk, runs, free in loads:
-            if plan.whole and operand is plan.stationary and walk is not None:
+        transposed = moved = 0.0
+        for operand, access, runs, free in loads:
+            if plan.whole and operand is plan.stationary and access is not None:
                 fetched = math.prod(groups.values())
-                taken, columns = fetch_ns(plan, walk, tensors[walk.tensor].dtype.bytes)
+                taken, columns = fetch_ns(plan, access, tensors[access.tensor].dtype.bytes)
                 moved += fetched * taken
-                turned += fetched * columns * whole_elements(plan)
+                transposed += fetched * columns * whole_elements(plan)
                 continue
             elements = runs * depth_tiles * size[plan.depth] * free
-            if walk is None:
-                turned += elements / size[plan.depth] * operand.natural
+            if access is None:
+                transposed += elements / size[plan.depth] * operand.natural
                 continue
-            item = tensors[walk.tensor].dtype.bytes
-            run, partitions, columns = _loaded(plan, operand, walk, item)
-            turned += elements * columns
+            item = tensors[access.tensor].dtype.bytes
+            run, partitions, columns = _loaded(plan, operand, access, item)
+            transposed += elements * columns
             moved += rates.transfer_ns(elements * item, run, partitions)
-        total = row_blocks * rows * panels * width * points * beside
+        total = row_blocks * rows * rounds * width * points * beside
         for out, plain in self.stores:
             taken, columns = self._stored_ns(plan, out, plain, total)
-            moved, turned = moved + taken, turned + columns
-        issued = row_blocks * plan.block * panels * points * turns * max(width, MIN_CYCLES)
-        evicted = row_blocks * plan.block * panels * max(width * points * turns, MIN_CYCLES)
-        products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + turned) * plan.passes)
-        # The queue of the tensor engine waits for copies of what it turns: half on each engine.
-        products += rates.engine_ns(Engine.VECTOR, turned / plan.turning_slots)
+            moved, transposed = moved + taken, transposed + columns
+        issued = row_blocks * plan.block * rounds * points * turns * max(width, MIN_CYCLES)
+        evicted = row_blocks * plan.block * rounds * max(width * points * turns, MIN_CYCLES)
+        products = rates.engine_ns(Engine.TENSOR, (issued * depth_tiles + transposed) * plan.passes)
+        # The queue of the tensor engine waits for copies of what it transposes: half on each.
+        products += rates.engine_ns(Engine.VECTOR, transposed / plan.transpose_slots)
         if plan.accumulator_slots == 1:  # and for accumulators that are all in use
             products += rates.engine_ns(Engine.VECTOR, evicted)
-        copies = evicted * (plan.sums if plan.staged else 1) + turned / 2
+        copies = evicted * (plan.sums if plan.staged else 1) + transposed / 2
         copied = rates.engine_ns(Engine.VECTOR, copies)
         shown = (products, moved, copied)
         return max(shown) + _OVERLAP * (sum(shown) - max(shown))
 
     def _stored_ns(
-        self, plan: ContractPlan, out: Walk, plain: bool, total: int
+        self, plan: ContractPlan, out: AccessMap, plain: bool, total: int
     ) -> tuple[float, float]:
         """(time to store `total` elements of a result in a place, columns transposed before)."""
         item, height = self.room.tensors[out.tensor].dtype.bytes, 1
@@ -434,7 +441,7 @@ class _Planner:
         if plan.rows is not None:
             height = plan.space.sizes[plan.rows]
             extents = {**extents, plan.rows: height}
-        block = turned_block(plan, out, extents, item) if plain else None
+        block = transposed_block(plan, out, extents, item) if plain else None
         if block is not None:
             taken = self.room.rates.transfer_ns(total * item, block.run * item, block.partitions)
             return taken, total / block.partitions
@@ -442,8 +449,10 @@ class _Planner:
         return self.room.rates.transfer_ns(total * item, run, height), 0.0
 
 
-def _loaded(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tuple[int, int, float]:
-    """(bytes of a run, partitions, transposed columns per element) of a panel load."""
+def _loaded(
+    plan: ContractPlan, operand: Operand, access: AccessMap, item: int
+) -> tuple[int, int, float]:
+    """(bytes of a run, partitions, transposed columns per element) of a packed tile load."""
     size, depth = plan.space.sizes, plan.space.sizes[plan.depth]
     extents = dict(plan.extents) | {plan.row_split.major: plan.block, plan.depth: depth}
     if plan.rows is not None:
@@ -451,7 +460,7 @@ def _loaded(plan: ContractPlan, operand: Operand, walk: Walk, item: int) -> tupl
     extents = {a: extents[a] for a in (plan.depth, *operand.free)}
     extents |= {a: plan.chunk for a in (plan.depth_split.major,) if a >= 0}
     rows = natural_rows if operand.natural else direct_rows
-    run, block = rows(plan, operand, walk, extents, item)
+    run, block = rows(plan, operand, access, extents, item)
     if block is None or plan.space[operand.number].op != "load":
         return run * item, depth, operand.natural / depth
     columns = 1 / depth if operand.natural else 1 / block.row + 1 / depth

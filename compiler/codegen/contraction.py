@@ -1,9 +1,9 @@
-"""The loop nest of a contraction: stationary blocks, moving panels, chunks of k, accumulators in
-PSUM, epilogue.
+"""The loop nest of a contraction: stationary blocks, moving packed tiles, chunks of k, accumulators
+in PSUM, epilogue.
 
-for outer: for row block: [load all of k]  for panel: for chunk of k: load, multiply   then per row
-tile: epilogue. A held moving operand is loaded in front of the loops that do not move it. Staged
-plans collect the products of a panel in SBUF.
+for outer: for row block: [load all of k]  for packed tile: for chunk of k: load, multiply   then
+per row tile: epilogue. A held moving operand is loaded in front of the loops that do not move it.
+Staged plans collect the products of a packed tile in SBUF.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import replace
 from functools import partial
 
 from shardwright.compiler.codegen import eviction
-from shardwright.compiler.codegen.builder import NO_ATOM, Box, Builder, Held, Scope, pieces
+from shardwright.compiler.codegen.builder import NO_DIM, Box, Builder, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, even_tile
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
 from shardwright.compiler.codegen.domain import CODELESS, Space
-from shardwright.compiler.codegen.panels import Panels
+from shardwright.compiler.codegen.packing import Packer
 from shardwright.compiler.codegen.planning import Candidate, Room
-from shardwright.compiler.codegen.turned_blocks import store_turned
+from shardwright.compiler.codegen.transposed_blocks import store_transposed
 from shardwright.compiler.codegen.values import Frame
-from shardwright.compiler.codegen.whole_panel import WholeLoader
+from shardwright.compiler.codegen.whole_operand import WholeLoader
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern
@@ -31,14 +31,14 @@ Body = Callable[[Scope], None]
 Collect = Callable[[Scope, AccessPattern, Affine], None]
 
 
-def contraction_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
-    """Tilings of the contraction all `sinks` depend on, with its epilogue."""
-    (number,) = (n for n in space.slice(sinks) if space[n].op == "contract")
+def contraction_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
+    """Tilings of the contraction all `roots` depend on, with its epilogue."""
+    (number,) = (n for n in space.slice(roots) if space[n].op == "contract")
 
     def emit(plan: ContractPlan, builder: Builder) -> None:
-        _Nest(builder, *eviction.fused(plan, sinks)).emit()
+        _Nest(builder, *eviction.fused(plan, roots)).emit()
 
-    plans = plan_contraction(space, number, sinks, room)
+    plans = plan_contraction(space, number, roots, room)
     return [Candidate(p.cost, partial(emit, p), p.variant, plan=p) for p in plans]
 
 
@@ -51,7 +51,7 @@ class _Nest:
         self.space = plan.space
         self.epilogue = epilogue
         self.taker = eviction.taker(plan.space, plan.number, epilogue)
-        self.panels = Panels(builder, plan)
+        self.packer = Packer(builder, plan)
         self.blocks = plan.row_split.major  # counts row tiles; -1 when there is one
         # What is passed row by row, or its partitions and those of a tail.
         self.counted = plan.rows if plan.beside and plan.rows is not None else self.blocks
@@ -81,56 +81,58 @@ class _Nest:
 
     def _hold(self, scope: Scope) -> None:
         """Load the whole moving operand."""
-        plan, panels = self.plan, self.panels
+        plan, packer = self.plan, self.packer
         free = (*plan.across, *plan.columns)
-        whole = self.moving = panels.whole(scope)
+        whole = self.moving = packer.whole(scope)
         self._loops(
             scope,
             [*self.depths, *free],
-            lambda s: panels.load(plan.moving, panels.at(whole, s, free), s),
+            lambda s: packer.load(plan.moving, packer.at(whole, s, free), s),
         )
 
-    def _loops(self, scope: Scope, atoms: Sequence[int], body: Body) -> None:
-        """`body` for every combination of pieces of `atoms`, first atom outermost."""
-        if not atoms:
+    def _loops(self, scope: Scope, iter_dims: Sequence[int], body: Body) -> None:
+        """`body` for every combination of pieces of `iter_dims`, first iter dim outermost."""
+        if not iter_dims:
             body(scope)
             return
-        atom, rest = atoms[0], atoms[1:]
-        if atom == NO_ATOM:
+        iter_dim, rest = iter_dims[0], iter_dims[1:]
+        if iter_dim == NO_DIM:
             self._loops(scope, rest, body)
             return
         splits = self.space.splits
-        for piece in pieces(self.space.sizes[atom], self.extents[atom], splits.get(atom)):
-            self._loops(scope.enter(atom, piece), rest, body)
+        for piece in pieces(
+            self.space.sizes[iter_dim], self.extents[iter_dim], splits.get(iter_dim)
+        ):
+            self._loops(scope.enter(iter_dim, piece), rest, body)
 
     def _row_tiles(self, scope: Scope) -> None:
         """All row blocks of a point of the outer loops."""
         if self.plan.whole:
-            walk = self.space[self.plan.stationary.number].access
-            item = self.builder.tensors[walk.tensor].dtype.bytes
-            self.kept = WholeLoader(self.plan, self.panels.in_turn(), item).load(scope)
+            access = self.space[self.plan.stationary.number].access
+            item = self.builder.tensors[access.tensor].dtype.bytes
+            self.kept = WholeLoader(self.plan, self.packer.in_turn(), item).load(scope)
         self._loops(scope, [self.counted], self._block)
 
     def _block(self, scope: Scope) -> None:
-        """One stationary block: load it if it stays, then pass all panels by."""
-        plan, panels = self.plan, self.panels
+        """One stationary block: load it if it stays, then pass all packed tiles by."""
+        plan, packer = self.plan, self.packer
         if self.kept is not None:
             self.resident = self.kept.at(scope.origins([self.counted]))
         elif plan.resident:
-            tiles = math.prod(map(panels.tiles_of, self.depths))
-            whole = self.resident = panels.empty(
+            tiles = math.prod(map(packer.tiles_of, self.depths))
+            whole = self.resident = packer.empty(
                 plan.stationary, scope, tiles, plan.stationary_slots
             )
             self._loops(
-                scope, self.depths, lambda s: panels.load(plan.stationary, panels.at(whole, s), s)
+                scope, self.depths, lambda s: packer.load(plan.stationary, packer.at(whole, s), s)
             )
-        self._loops(scope, [*plan.across, *plan.columns], self._panel)
+        self._loops(scope, [*plan.across, *plan.columns], self._product)
 
-    def _panel(self, scope: Scope) -> None:
-        """One row block by one panel of columns: multiply over all of k, then the epilogue."""
+    def _product(self, scope: Scope) -> None:
+        """One row block by one tile of columns: multiply over all of k, then the epilogue."""
         rows = scope.extent(self.blocks)
         if self.plan.staged:
-            self._staged_panel(scope, rows)
+            self._staged_product(scope, rows)
             return
         banks = self._banks(scope.elements(self.plan.columns))
         total = scope.psum("product", rows * banks, self.plan.accumulator_slots)
@@ -138,23 +140,23 @@ class _Nest:
         self._finish(scope, total, rows, banks * self.bank)
 
     def _operands(self, scope: Scope) -> tuple[Held, Held]:
-        """A chunk of the stationary and of the moving panel: loaded, or part of what is kept."""
-        plan, panels = self.plan, self.panels
+        """A chunk of k of both packed operands: loaded, or part of what is kept."""
+        plan, packer = self.plan, self.packer
         count = scope.extent(self.chunks)
         if self.resident is not None:
-            stationary = panels.at(self.resident, scope)
+            stationary = packer.at(self.resident, scope)
         else:
-            stationary = panels.empty(plan.stationary, scope, count, 0)
-            panels.load(plan.stationary, stationary, scope)
+            stationary = packer.empty(plan.stationary, scope, count, 0)
+            packer.load(plan.stationary, stationary, scope)
         if self.moving is not None:
-            return stationary, panels.at(self.moving, scope, (*plan.across, *plan.columns))
-        moving = panels.empty(plan.moving, scope, count, 0)
-        panels.load(plan.moving, moving, scope)
+            return stationary, packer.at(self.moving, scope, (*plan.across, *plan.columns))
+        moving = packer.empty(plan.moving, scope, count, 0)
+        packer.load(plan.moving, moving, scope)
         return stationary, moving
 
     # products collected in SBUF
 
-    def _staged_panel(self, scope: Scope, rows: int) -> None:
+    def _staged_product(self, scope: Scope, rows: int) -> None:
         if self.plan.sums == 1:
             self._loops(scope, self.depths, lambda s: self._rows_at_once(s, rows))
             return
@@ -201,7 +203,7 @@ class _Nest:
         return copied
 
     def _add_chunk(self, scope: Scope, total: Held, rows: int) -> None:
-        """Add the products of a chunk of k to the sums of the panel."""
+        """Add the products of a chunk of k to the sums of the packed tile."""
         stationary, moving = self._operands(scope)
         inner, row = scope.counted(rows)
         width = inner.elements(self.plan.out_axes)
@@ -224,7 +226,7 @@ class _Nest:
             return
         wide = by_row.elements((*plan.beside, *plan.columns))
         by_group, point = by_row.counted(by_row.elements(plan.group))
-        a, b = (panel.at(dict.fromkeys(plan.group, point)) for panel in (stationary, moving))
+        a, b = (packed.at(dict.fromkeys(plan.group, point)) for packed in (stationary, moving))
 
         def behind(place: Scope, bank: AccessPattern, column: Affine) -> None:
             collect(place, bank, point * wide + column)
@@ -235,22 +237,22 @@ class _Nest:
         self,
         by_row: Scope,
         row: Affine,
-        atoms: Sequence[int],
-        panels: tuple[Held, Held],
+        iter_dims: Sequence[int],
+        operands: tuple[Held, Held],
         collect: Collect,
     ) -> None:
-        """The same for the points of `atoms`, at most one, which share a bank where they fit."""
-        stationary, moving = panels
+        """The same for the points of `iter_dims`, at most one, in one bank where they fit."""
+        stationary, moving = operands
         most = self.builder.limits.moving_max
         width = by_row.elements(self.plan.columns)
-        points = by_row.elements(atoms)
+        points = by_row.elements(iter_dims)
         for several in pieces(points, even_tile(points, max(1, most // width))):
             by_point, point = by_row.repeat(several)
             for piece in pieces(width, even_tile(width, most)):
                 place, column = by_point.repeat(piece)
                 bank = place.psum("product", 1, self.plan.accumulator_slots)
                 for at in range(several.extent):
-                    here = dict.fromkeys(atoms, point + at)
+                    here = dict.fromkeys(iter_dims, point + at)
                     sides = stationary.at({self.blocks: row, **here}), moving.at(here)
                     into = replace(bank, offset=Affine(at * piece.extent))
                     self._add_tiles(place, into, sides, column, piece.extent)
@@ -264,7 +266,7 @@ class _Nest:
         """Products of all k tiles at hand into `bank`, of `width` columns from `column` on."""
         height, depth = scope.extent(self.plan.rows), scope.extent(self.plan.depth)
         inner, tile = scope.counted(scope.extent(self.chunks))
-        stationary, moving = (panel.at({self.chunks: tile}) for panel in sides)
+        stationary, moving = (packed.at({self.chunks: tile}) for packed in sides)
         step = stationary.strides[self.plan.rows] if self.plan.beside and self.plan.rows else 1
         rows = inner.on_chip(stationary, depth, ((step, height),))
         columns = inner.flat(moving, depth, width, column)
@@ -318,7 +320,7 @@ class _Nest:
         return frame, [n for n in self.epilogue if n not in early]
 
     def _at_row(self, inner: Scope, scope: Scope, row: Affine) -> None:
-        if self.blocks != NO_ATOM:
+        if self.blocks != NO_DIM:
             inner.boxes[self.blocks] = Box(scope.boxes[self.blocks].origin + row, 1)
 
     def _emit_late(
@@ -328,7 +330,7 @@ class _Nest:
         number = self.plan.number
         last = {i: n for n in late for i in self.space[n].inputs}
         for n in late:
-            if n not in done and not store_turned(frame, n, self.plan, scope):
+            if n not in done and not store_transposed(frame, n, self.plan, scope):
                 frame.emit(n, scope)
             for i in {*self.space[n].inputs}:
                 if last[i] == n and (i in late or i == number) and i in frame.held:
@@ -338,7 +340,7 @@ class _Nest:
         """Whether a value of the epilogue is the same for all row tiles, without the product."""
         value = self.space[number]
         needs = self.space.slice([number])
-        moves = {self.plan.rows, self.blocks} & value.atoms
+        moves = {self.plan.rows, self.blocks} & value.iter_dims
         return value.op not in CODELESS and not moves and self.plan.number not in needs
 
     def _evict(self, frame: Frame, product: Held, scope: Scope) -> None:

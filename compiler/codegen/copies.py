@@ -1,12 +1,12 @@
 """Copies: a view stored through another view is a DMA from HBM to HBM, whatever the strides, where
-runs are long; else a strip, or a copy that is turned.
+runs are long; else a strip, or a copy that is transposed.
 
-A turned copy has other innermost indices on its two sides: blocks are transposed on the tensor
+A transposed copy has other innermost indices on its two sides: blocks are transposed on the tensor
 engine, so that both transfers move rows. `along` is innermost in the source, `across` in the
-target. Rows of the source lie on the partitions by `across`, are turned 128 by 128, and leave with
-`along` on the partitions. Where one of the two is short but the other continues it in memory, a
-partition holds several rows (`rows`), which then make one run; a turned block takes every `rows`-th
-element. An infinity becomes NaN in its row, as with every transpose on the tensor engine
+target. Rows of the source lie on the partitions by `across`, are transposed 128 by 128, and leave
+with `along` on the partitions. Where one of the two is short but the other continues it in memory,
+a partition holds several rows (`rows`), which then make one run; a transposed block takes every
+`rows`-th element. An infinity becomes NaN in its row, as with every transpose on the tensor engine
 (docs/numerics.md, `saturate_infinity`).
 """
 
@@ -19,7 +19,7 @@ from functools import partial
 from itertools import product
 
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, cut, merge_dims
-from shardwright.compiler.codegen.domain import Space, Tensors, Value, Walk
+from shardwright.compiler.codegen.domain import AccessMap, Space, Tensors, Value
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
 from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.dtypes import DType
@@ -27,66 +27,67 @@ from shardwright.compiler.isa.program import AccessPattern, Engine
 
 # A DMA pattern has a first dim and the free dims of the limits.
 _FIRST = 1
-# Shorter runs are turned on chip, where both sides of the transfer can have longer ones (the DMA
-# curve of hardware.json reaches 0.05 at 128 bytes); a copy this small is one descriptor per engine
-# anyway.
+# Shorter runs are transposed on chip, where both sides of the transfer can have longer ones (the
+# DMA curve of hardware.json reaches 0.05 at 128 bytes); a copy this small is one descriptor per
+# engine anyway.
 _MIN_RUN_BYTES = 128
 _SMALL_BYTES = 65536
 
 
-def is_copy(space: Space, sink: int, tensors: Tensors) -> bool:
-    """Whether `sink` stores a load, by runs that are long enough, that nothing else reads."""
-    source = copied(space, sink, tensors)
+def is_copy(space: Space, root: int, tensors: Tensors) -> bool:
+    """Whether `root` stores a load, by runs that are long enough, that nothing else reads."""
+    source = copied(space, root, tensors)
     if source is None:
         return False
-    walks = source.access, space[sink].access
-    rounds_once = source.dtype in {tensors[walk.tensor].dtype for walk in walks}
-    return rounds_once and _run_bytes(space, sink, tensors) >= _MIN_RUN_BYTES
+    accesses = source.access, space[root].access
+    rounds_once = source.dtype in {tensors[access.tensor].dtype for access in accesses}
+    return rounds_once and _run_bytes(space, root, tensors) >= _MIN_RUN_BYTES
 
 
-def copied(space: Space, sink: int, tensors: Tensors) -> Value | None:
-    """The load that `sink` stores, where nothing else reads it and they do not overlap."""
-    value = space[sink]
+def copied(space: Space, root: int, tensors: Tensors) -> Value | None:
+    """The load that `root` stores, where nothing else reads it and they do not overlap."""
+    value = space[root]
     source = space[value.inputs[0]]
     if value.op != "store" or source.op != "load":
         return None
     users = space.users()[value.inputs[0]]
     ends = tensors[source.access.tensor], tensors[value.access.tensor]
     apart = ends[0] is not ends[1] and not any(t.alias >= 0 for t in ends)
-    return source if users == [sink] and apart else None
+    return source if users == [root] and apart else None
 
 
-def _run_bytes(space: Space, sink: int, tensors: Tensors) -> int:
+def _run_bytes(space: Space, root: int, tensors: Tensors) -> int:
     """Bytes that lie together on both sides of a copy; a whole small copy counts as one run."""
-    store = space[sink]
+    store = space[root]
     source, target = space[store.inputs[0]].access, store.access
     item = tensors[target.tensor].dtype.bytes
     if space.elements(store) * item < _SMALL_BYTES:
         return _MIN_RUN_BYTES
     run = 1
-    for atom in sorted(store.atoms, key=lambda a: abs(target.stride(a))):
-        if not target.stride(atom) == source.stride(atom) == run:
+    for iter_dim in sorted(store.iter_dims, key=lambda a: abs(target.stride(a))):
+        if not target.stride(iter_dim) == source.stride(iter_dim) == run:
             break
-        run *= space.sizes[atom]
+        run *= space.sizes[iter_dim]
     return run * item
 
 
-def copy_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
+def copy_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
     """There is one way to copy."""
-    (sink,) = sinks
-    return (Candidate(0.0, lambda builder: emit_copy(builder, space, sink)),)
+    (root,) = roots
+    return (Candidate(0.0, lambda builder: emit_copy(builder, space, root)),)
 
 
-def emit_copy(builder: Builder, space: Space, sink: int) -> None:
+def emit_copy(builder: Builder, space: Space, root: int) -> None:
     """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
-    store = space[sink]
+    store = space[root]
     source, target = space[store.inputs[0]].access, store.access
-    atoms = sorted(store.atoms, key=lambda a: -abs(target.stride(a)))
-    looped = len(atoms) - builder.limits.free_dims - _FIRST
-    extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(atoms)}
-    (scope,) = builder.scope(extents).nested(space.sizes, dict.fromkeys(atoms[: max(0, looped)], 1))
-    sizes = [extents[a] for a in atoms]
-    strides = [[walk.stride(a) for a in atoms] for walk in (source, target)]
+    iter_dims = sorted(store.iter_dims, key=lambda a: -abs(target.stride(a)))
+    looped = len(iter_dims) - builder.limits.free_dims - _FIRST
+    extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(iter_dims)}
+    outer = dict.fromkeys(iter_dims[: max(0, looped)], 1)
+    (scope,) = builder.scope(extents).nested(space.sizes, outer)
+    sizes = [extents[a] for a in iter_dims]
+    strides = [[access.stride(a) for a in iter_dims] for access in (source, target)]
     into, out = merge_dims(sizes, strides)
     scope.load(scope.hbm(target, out), scope.hbm(source, into))
 
@@ -95,24 +96,24 @@ def emit_copy(builder: Builder, space: Space, sink: int) -> None:
 _RUN_BYTES = (4096, 2048)
 _MIN_ELEMENTS = 1 << 14  # of a copy: below that a few descriptors do (our choice)
 _MIN_SIZE = 16  # of both indices: narrower blocks fill too little of a partition (our choice)
-_GROUP = 4  # turned blocks of 128 columns fill a bank of PSUM
+_GROUP = 4  # transposed blocks of 128 columns fill a bank of PSUM
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An innermost index: atom, size, and how many of it a partition of the other side holds."""
+    """An innermost index: iter dim, size, how many of it a partition of the other side holds."""
 
-    atom: int
+    iter_dim: int
     size: int
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TransposePlan:
     """A copy of `source` to `target`, in blocks of `length` along and `width` across."""
 
-    source: Walk
-    target: Walk
+    source: AccessMap
+    target: AccessMap
     dtype: DType
     along: Side
     across: Side
@@ -120,13 +121,13 @@ class Turn:
     width: int
 
 
-def turns_of(space: Space, sink: int, tensors: Tensors) -> list[Turn]:
-    """Ways to turn the copy that `sink` is; none if it is none, or not worth it."""
-    value, load = space[sink], copied(space, sink, tensors)
-    if load is None or load.access.bounds or load.atoms != value.atoms:
+def transposes_of(space: Space, root: int, tensors: Tensors) -> list[TransposePlan]:
+    """Ways to transpose the copy that `root` is; none if it is none, or not worth it."""
+    value, load = space[root], copied(space, root, tensors)
+    if load is None or load.access.bounds or load.iter_dims != value.iter_dims:
         return []
     source, target = load.access, value.access
-    inner = [[a for a in value.atoms if w.stride(a) == 1] for w in (source, target)]
+    inner = [[a for a in value.iter_dims if w.stride(a) == 1] for w in (source, target)]
     if not all(inner) or inner[0] == inner[1] or not load.dtype.is_float:
         return []
     along, across = inner[0][0], inner[1][0]
@@ -138,8 +139,13 @@ def turns_of(space: Space, sink: int, tensors: Tensors) -> list[Turn]:
 
 
 def _tiled(
-    space: Space, source: Walk, target: Walk, dtype: DType, inner: tuple[int, int], run: int
-) -> Turn:
+    space: Space,
+    source: AccessMap,
+    target: AccessMap,
+    dtype: DType,
+    inner: tuple[int, int],
+    run: int,
+) -> TransposePlan:
     """Blocks whose rows have about `run` elements."""
     along, across = inner
     n, m = space.sizes[along], space.sizes[across]
@@ -148,7 +154,7 @@ def _tiled(
     length = n if rows_across > 1 else min(n, _blocks(run, 128 * rows_along))
     width = m if rows_along > 1 else min(m, _blocks(run, 128 * rows_across))
     sides = Side(along, n, rows_along), Side(across, m, rows_across)
-    return Turn(source, target, dtype, *sides, length, width)
+    return TransposePlan(source, target, dtype, *sides, length, width)
 
 
 def _rows(size: int, most: int) -> int:
@@ -161,94 +167,94 @@ def _blocks(run: int, least: int) -> int:
     return max(1, run // least) * least
 
 
-def turn_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
-    """Turned copies beside the tilings of a strip."""
-    (sink,) = sinks
-    turned = [
-        Candidate(_cost(space, turn, room), partial(_emit, space, turn), plan=turn)
-        for turn in turns_of(space, sink, room.tensors)
-        if _bytes(turn) <= room.budget
+def transpose_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
+    """Transposed copies beside the tilings of a strip."""
+    (root,) = roots
+    transposed = [
+        Candidate(_cost(space, plan, room), partial(_emit, space, plan), plan=plan)
+        for plan in transposes_of(space, root, room.tensors)
+        if _bytes(plan) <= room.budget
     ]
-    return [*turned, *strip_candidates(space, sinks, room)]
+    return [*transposed, *strip_candidates(space, roots, room)]
 
 
-def _bytes(turn: Turn) -> int:
+def _bytes(plan: TransposePlan) -> int:
     """SBUF bytes per partition: two slots of each side."""
-    tiles = math.ceil(turn.width / (128 * turn.across.rows))
-    outs = math.ceil(turn.length / (128 * turn.along.rows))
-    rows = tiles * turn.across.rows * turn.length + outs * turn.along.rows * turn.width
-    return 2 * rows * turn.dtype.bytes
+    tiles = math.ceil(plan.width / (128 * plan.across.rows))
+    outs = math.ceil(plan.length / (128 * plan.along.rows))
+    rows = tiles * plan.across.rows * plan.length + outs * plan.along.rows * plan.width
+    return 2 * rows * plan.dtype.bytes
 
 
-def _cost(space: Space, turn: Turn, room: Room) -> float:
-    total = space.points({*turn.source.strides, *turn.target.strides})
+def _cost(space: Space, plan: TransposePlan, room: Room) -> float:
+    total = space.points({*plan.source.strides, *plan.target.strides})
     moved = 0.0
-    for side, run in ((turn.across, turn.length), (turn.along, turn.width)):
+    for side, run in ((plan.across, plan.length), (plan.along, plan.width)):
         rows = min(128, side.size // side.rows)
-        item = turn.dtype.bytes
+        item = plan.dtype.bytes
         moved += room.rates.transfer_ns(total * item, run * side.rows * item, rows)
-    columns = total / min(128, turn.along.size // turn.along.rows)
-    passes = 4 if turn.dtype is DType.F32 else 1
-    turned = room.rates.engine_ns(Engine.TENSOR, max(columns, MIN_CYCLES) * passes)
-    return max(moved, turned, room.rates.engine_ns(Engine.VECTOR, columns / 2))
+    columns = total / min(128, plan.along.size // plan.along.rows)
+    passes = 4 if plan.dtype is DType.F32 else 1
+    transposed = room.rates.engine_ns(Engine.TENSOR, max(columns, MIN_CYCLES) * passes)
+    return max(moved, transposed, room.rates.engine_ns(Engine.VECTOR, columns / 2))
 
 
-def _emit(space: Space, turn: Turn, builder: Builder) -> None:
-    atoms = sorted(
-        {*turn.source.strides, *turn.target.strides}, key=lambda a: -abs(turn.target.stride(a))
+def _emit(space: Space, plan: TransposePlan, builder: Builder) -> None:
+    iter_dims = sorted(
+        {*plan.source.strides, *plan.target.strides}, key=lambda a: -abs(plan.target.stride(a))
     )
-    extents = dict.fromkeys(atoms, 1)
-    extents |= {turn.along.atom: turn.length, turn.across.atom: turn.width}
+    extents = dict.fromkeys(iter_dims, 1)
+    extents |= {plan.along.iter_dim: plan.length, plan.across.iter_dim: plan.width}
     for place in builder.scope(extents).nested(space.sizes, extents):
-        _Block(turn, place).emit()
+        _Block(plan, place).emit()
 
 
 class _Block:
-    """One block: rows in, blocks turned, rows out."""
+    """One block: rows in, blocks transposed, rows out."""
 
-    def __init__(self, turn: Turn, scope: Scope) -> None:
-        self.turn, self.scope = turn, scope
-        self.length = scope.extent(turn.along.atom)
-        self.width = scope.extent(turn.across.atom)
+    def __init__(self, plan: TransposePlan, scope: Scope) -> None:
+        self.plan, self.scope = plan, scope
+        self.length = scope.extent(plan.along.iter_dim)
+        self.width = scope.extent(plan.across.iter_dim)
 
     def emit(self) -> None:
-        turn, scope = self.turn, self.scope
-        across, along = self.width // turn.across.rows, self.length // turn.along.rows  # partitions
+        plan, scope = self.plan, self.scope
+        across, along = self.width // plan.across.rows, self.length // plan.along.rows  # partitions
         rows = [self._load(*part) for part in cut(across, 128)]
         engines = (Engine.VECTOR, Engine.SCALAR)
         for number, (first, count) in enumerate(cut(along, 128)):
-            elements = turn.along.rows * self.width
-            out = scope.tile("out", count, elements, turn.dtype)
-            jobs = list(product(range(len(rows)), range(turn.across.rows), range(turn.along.rows)))
+            elements = plan.along.rows * self.width
+            out = scope.tile("out", count, elements, plan.dtype)
+            jobs = list(product(range(len(rows)), range(plan.across.rows), range(plan.along.rows)))
             for at, low in enumerate(range(0, len(jobs), _GROUP)):
                 engine = engines[(at + number) % 2]
-                self._turn(rows, out, jobs[low : low + _GROUP], (first, count), engine)
+                self._transpose(rows, out, jobs[low : low + _GROUP], (first, count), engine)
             self._store(out, first, count)
 
     def _load(self, first: int, count: int) -> tuple[Held, int]:
         """`count` partitions of rows of the source from number `first` on."""
-        turn = self.turn
-        held = self.scope.tile("rows", count, turn.across.rows * self.length, turn.dtype)
-        near, far = self._ends(turn.source, turn.across, self.length, held, (first, count))
+        plan = self.plan
+        held = self.scope.tile("rows", count, plan.across.rows * self.length, plan.dtype)
+        near, far = self._ends(plan.source, plan.across, self.length, held, (first, count))
         self.scope.load(near, far)
         return held, count
 
     def _store(self, held: Held, first: int, count: int) -> None:
-        turn = self.turn
-        near, far = self._ends(turn.target, turn.along, self.width, held, (first, count))
+        plan = self.plan
+        near, far = self._ends(plan.target, plan.along, self.width, held, (first, count))
         self.scope.store(far, near)
 
     def _ends(
-        self, walk: Walk, side: Side, run: int, held: Held, part: tuple[int, int]
+        self, access: AccessMap, side: Side, run: int, held: Held, part: tuple[int, int]
     ) -> tuple[AccessPattern, AccessPattern]:
         """(on chip, in HBM) of partitions `part` (first, count) of rows of `run` elements."""
-        (first, count), step = part, walk.stride(side.atom)
+        (first, count), step = part, access.stride(side.iter_dim)
         hbm, chip = merge_dims([side.rows, run], [[step, 1], [run, 1]])
-        far = self.scope.hbm(walk, ((step * side.rows, count), *hbm))
+        far = self.scope.hbm(access, ((step * side.rows, count), *hbm))
         far = replace(far, offset=far.offset + first * side.rows * step)
         return self.scope.on_chip(held, count, chip), far
 
-    def _turn(
+    def _transpose(
         self,
         rows: Sequence[tuple[Held, int]],
         out: Held,
@@ -257,14 +263,14 @@ class _Block:
         engine: Engine,
     ) -> None:
         """Up to a bank of blocks, and their copies: (tile of rows, row across, row along) each."""
-        turn, scope, (first, count) = self.turn, self.scope, part
+        plan, scope, (first, count) = self.plan, self.scope, part
         bank = scope.psum("turned", 1, 2)
-        wide = turn.across.rows
+        wide = plan.across.rows
         places = []
         for at, (tile, row, step) in enumerate(jobs):
             held, columns = rows[tile]
-            offset = row * self.length + first * turn.along.rows + step
-            source = scope.on_chip(held, columns, ((turn.along.rows, count),), offset)
+            offset = row * self.length + first * plan.along.rows + step
+            source = scope.on_chip(held, columns, ((plan.along.rows, count),), offset)
             block = scope.flat(bank, count, columns, at * 128)
             scope.transpose(block, source)
             places.append((step * self.width + tile * 128 * wide + row, columns))

@@ -12,18 +12,18 @@ from shardwright.compiler.isa.attributes import NodeKind, nodes_of
 from shardwright.compiler.isa.kernel import STORES, Affine, Node, Tensor
 
 Tensors = Sequence[Tensor]
-Atoms = tuple[int, ...]
+IterDims = tuple[int, ...]
 Numbers = tuple[int, ...]
 """Of values of a space."""
-PerAtom = Mapping[int, int]
-"""Strides, extents or sizes by atom."""
+PerDim = Mapping[int, int]
+"""Strides, extents or sizes by iter dim."""
 ACTIVATIONS = nodes_of(NodeKind.CURVED)
 UNARY = nodes_of(NodeKind.UNARY)
 BINARY = nodes_of(NodeKind.BINARY)
 MASK = "mask"  # a predicate over positions (`positions.py`)
 SPLATS = ("constant", "register")
 CODELESS = (*SPLATS, MASK)  # made where they are read
-PARTS = ("part", "join")  # of joint views (`joint.py`): values without code
+PARTS = ("part", "join")  # of coalesced views (`coalesce.py`): values without code
 SCALED = "scaled"
 """A node of code generation's own: func(x * scale + bias), as `fusion.py` makes it."""
 FROM_PSUM = nodes_of(NodeKind.CURVED, NodeKind.UNARY, NodeKind.BINARY) | {SCALED}
@@ -31,35 +31,35 @@ FROM_PSUM = nodes_of(NodeKind.CURVED, NodeKind.UNARY, NodeKind.BINARY) | {SCALED
 
 
 @dataclass(frozen=True, slots=True)
-class Limited:
-    """A bounded coordinate of a walk (`isa.kernel.Bound`): start, size, unit, step per atom."""
+class CoordBound:
+    """A bounded coordinate of an access (`isa.kernel.Bound`): start, size, unit, steps by dim."""
 
     start: int
     size: int
     unit: int
-    strides: PerAtom
+    strides: PerDim
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """How an address (or an iota value) moves: start, and a step per atom that moves it."""
+class AccessMap:
+    """How an address (or an iota value) moves: start, and a step per iter dim that moves it."""
 
     offset: Affine
-    strides: PerAtom
+    strides: PerDim
     tensor: int = -1
-    bounds: tuple[Limited, ...] = ()
+    bounds: tuple[CoordBound, ...] = ()
 
-    def stride(self, atom: int | None) -> int:
-        """Step along `atom`, 0 when it does not move."""
-        return self.strides.get(atom, 0) if atom is not None else 0
+    def stride(self, iter_dim: int | None) -> int:
+        """Step along `iter_dim`, 0 when it does not move."""
+        return self.strides.get(iter_dim, 0) if iter_dim is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """An integer: start + a step per atom + a factor per loaded number (by value)."""
+    """An integer: start + a step per iter dim + a factor per loaded number (by value)."""
 
     start: Affine = field(default_factory=Affine)
-    steps: PerAtom = field(default_factory=dict)
+    steps: PerDim = field(default_factory=dict)
     loaded: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -74,7 +74,7 @@ class Count:
 
     def times(self, factor: int) -> Count:
         """The multiple."""
-        steps = {atom: step * factor for atom, step in self.steps.items() if factor}
+        steps = {a: step * factor for a, step in self.steps.items() if factor}
         loaded = {n: step * factor for n, step in self.loaded.items() if factor}
         return Count(self.start * factor, steps, loaded)
 
@@ -85,37 +85,37 @@ class Count:
         return None if other.number is None else self.times(other.number)
 
 
-def _added(a: PerAtom, b: PerAtom) -> dict[int, int]:
+def _added(a: PerDim, b: PerDim) -> dict[int, int]:
     total = {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}
     return {key: value for key, value in total.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A node of a space; `walk` is of loads, stores, iotas and masks, `over` are summed atoms."""
+    """A node of a space; `map` tells what loads, stores, iotas and masks walk, `over` is summed."""
 
     op: str
     inputs: Numbers
-    atoms: frozenset[int]
+    iter_dims: frozenset[int]
     dtype: DType
-    walk: Walk | None = None
+    map: AccessMap | None = None
     over: frozenset[int] = frozenset()
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def access(self) -> Walk:
-        """The walk of what has one: loads, stores, iotas and masks."""
-        assert self.walk is not None, self
-        return self.walk
+    def access(self) -> AccessMap:
+        """The access map of what has one: loads, stores, iotas and masks."""
+        assert self.map is not None, self
+        return self.map
 
     def reading(self, inputs: Numbers) -> Value:
         """The same of other inputs."""
-        return Value(self.op, inputs, self.atoms, self.dtype, self.walk, self.over, self.attrs)
+        return Value(self.op, inputs, self.iter_dims, self.dtype, self.map, self.over, self.attrs)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Atom `major` counts whole runs of `minor`; a last run of `tail` follows unless it is 0."""
+    """Iter dim `major` counts whole runs of `minor`; a last run of `tail` follows, if any."""
 
     major: int
     minor: int
@@ -124,29 +124,29 @@ class Split:
 
 @dataclass(slots=True)
 class Space:
-    """Atoms (size per number), values in topological order, and the splits made so far.
+    """Iter dims (size per number), values in topological order, and the splits made so far.
 
-    The size of a split's major atom counts whole runs only.
+    The size of a split's major iter dim counts whole runs only.
     """
 
     name: str
     sizes: dict[int, int]
     values: list[Value]
-    splits: dict[int, Split] = field(default_factory=dict)  # by major atom
-    joint: frozenset[int] = frozenset()  # atoms that count joint views: always whole in a tile
+    splits: dict[int, Split] = field(default_factory=dict)  # by major iter dim
+    coalesced: frozenset[int] = frozenset()  # iter dims that count views: always whole in a tile
 
     def __getitem__(self, number: int) -> Value:
         """Value `number`."""
         return self.values[number]
 
     @property
-    def sinks(self) -> list[int]:
+    def roots(self) -> list[int]:
         """Numbers of the stores."""
         return [n for n, v in enumerate(self.values) if v.op in STORES]
 
-    def slice(self, sinks: Iterable[int], given: Collection[int] = ()) -> list[int]:
-        """`sinks` and everything they need, in order; values that are `given` need nothing."""
-        return needed(self.values, sinks, given)
+    def slice(self, roots: Iterable[int], given: Collection[int] = ()) -> list[int]:
+        """`roots` and everything they need, in order; values that are `given` need nothing."""
+        return needed(self.values, roots, given)
 
     def users(self, among: Iterable[int] | None = None) -> dict[int, list[int]]:
         """Readers of each value, looking at the values `among` only if given."""
@@ -157,7 +157,7 @@ class Space:
         return found
 
     def homes(self, among: Iterable[int]) -> dict[int, int]:
-        """For values that lie in the tile of another (see `joint.py`): the value that owns it."""
+        """For values in the tile of another (see `coalesce.py`): the value that owns it."""
         found: dict[int, int] = {}
         for n in among:
             value = self.values[n]
@@ -167,28 +167,28 @@ class Space:
                 found.update(dict.fromkeys(value.inputs, n))
         return found
 
-    def size(self, atom: int | None) -> int:
-        """Size of an atom, 1 for none."""
-        return 1 if atom is None else self.sizes[atom]
+    def size(self, iter_dim: int | None) -> int:
+        """Size of an iter dim, 1 for none."""
+        return 1 if iter_dim is None else self.sizes[iter_dim]
 
-    def points(self, atoms: Iterable[int]) -> int:
-        """Points of some atoms (tails not counted)."""
-        return math.prod(self.sizes[a] for a in atoms)
+    def points(self, iter_dims: Iterable[int]) -> int:
+        """Points of some iter dims (tails not counted)."""
+        return math.prod(self.sizes[a] for a in iter_dims)
 
     def elements(self, value: Value) -> int:
         """Number of elements of a value (tails not counted)."""
-        return self.points(value.atoms)
+        return self.points(value.iter_dims)
 
 
-OfSinks = tuple[Space, Numbers]
-"""A space made for some values, mostly sinks, and their numbers in it."""
+OfRoots = tuple[Space, Numbers]
+"""A space made for some values, mostly roots, and their numbers in it."""
 
 
 def needed(
-    nodes: Sequence[Node] | Sequence[Value], sinks: Iterable[int], given: Collection[int] = ()
+    nodes: Sequence[Node] | Sequence[Value], roots: Iterable[int], given: Collection[int] = ()
 ) -> list[int]:
-    """`sinks` and everything they need, in order; nodes that are `given` need nothing."""
-    wanted = set(sinks)
+    """`roots` and everything they need, in order; nodes that are `given` need nothing."""
+    wanted = set(roots)
     for n in range(len(nodes) - 1, -1, -1):
         if n in wanted and n not in given:
             wanted.update(nodes[n].inputs)

@@ -16,22 +16,22 @@ from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue
 from shardwright.compiler.codegen.domain import FROM_PSUM, SPLATS, Space, Value
-from shardwright.compiler.codegen.turned_blocks import is_plain
+from shardwright.compiler.codegen.transposed_blocks import is_plain
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
-_RUN = -2  # the axis of a run of columns; atoms are positive, -1 stands for none
+_RUN = -2  # the axis of a run of columns; iter dims are positive, -1 stands for none
 
 
-def fused(plan: ContractPlan, sinks: Iterable[int]) -> tuple[ContractPlan, list[int]]:
+def fused(plan: ContractPlan, roots: Iterable[int]) -> tuple[ContractPlan, list[int]]:
     """(plan, values behind its product) with the chains behind the product fused."""
-    sinks = list(sinks)
-    epilogue = needed_by_epilogue(plan.space, plan.number, sinks)
-    if plan.rates is None or all(is_plain(plan.space, n) for n in sinks):
+    roots = list(roots)
+    epilogue = needed_by_epilogue(plan.space, plan.number, roots)
+    if plan.rates is None or all(is_plain(plan.space, n) for n in roots):
         return plan, epilogue
-    kept = _as_it_is(plan.space, sinks)
+    kept = _as_it_is(plan.space, roots)
     wanted = [n for n in epilogue if n not in kept]
     space, number = fusion.fuse_behind(plan.space, wanted, lambda v: _points(plan, v), plan.rates)
     sides = (replace(side, number=number[side.number]) for side in (plan.stationary, plan.moving))
@@ -39,17 +39,17 @@ def fused(plan: ContractPlan, sinks: Iterable[int]) -> tuple[ContractPlan, list[
     plan = replace(
         plan, space=space, number=number[plan.number], stationary=stationary, moving=moving
     )
-    return plan, needed_by_epilogue(space, plan.number, [number[n] for n in sinks])
+    return plan, needed_by_epilogue(space, plan.number, [number[n] for n in roots])
 
 
-def _as_it_is(space: Space, sinks: Iterable[int]) -> set[int]:
-    """Conversions of the product that are only stored: `turned_blocks.py` looks for them."""
-    plain = [n for n in sinks if is_plain(space, n)]
+def _as_it_is(space: Space, roots: Iterable[int]) -> set[int]:
+    """Conversions of the product that are only stored: `transposed_blocks.py` looks for them."""
+    plain = [n for n in roots if is_plain(space, n)]
     return {n for n in space.slice(plain) if space[n].op == "convert"}
 
 
 def _points(plan: ContractPlan, value: Value) -> int:
-    return math.prod(plan.extents[a] for a in plan.out_axes if a in value.atoms)
+    return math.prod(plan.extents[a] for a in plan.out_axes if a in value.iter_dims)
 
 
 def taker(space: Space, number: int, epilogue: Iterable[int]) -> int | None:
@@ -87,7 +87,7 @@ class Columns(Frame):
 
     def free_axes(self, value: Value) -> list[int]:
         """The run, for values that move along it."""
-        return [_RUN] if value.atoms & self._wide else []
+        return [_RUN] if value.iter_dims & self._wide else []
 
     def new(self, number: int, value: Value, scope: Scope, dtype: DType | None = None) -> Held:
         """The columns of the tile that is there already."""
@@ -99,7 +99,7 @@ class Columns(Frame):
         self._column = column
         for i in self.space[self._number].inputs:
             if i in self._frame.held:
-                self.held[i] = self._part(i, 1 if self.space[i].atoms & self._wide else 0)
+                self.held[i] = self._part(i, 1 if self.space[i].iter_dims & self._wide else 0)
         self.held[self._product] = Held(bank.buffer, {_RUN: 1}, bank.offset)
         self.emit(self._number, scope)
 

@@ -2,8 +2,8 @@
 
 A product or sum with a number, or with one value per partition, is free in front of an activation,
 and a conversion is free behind it. `fuse` rewrites a space for one choice of tiles; every step
-rounds to fp32 as the separate instructions would, so no value changes. `balance` then puts what
-both engines can do where less work waits. Next: `values.py` emits the op `scaled`.
+rounds to fp32 as the separate instructions would, so no value changes. `rows/engines.py` then puts
+what both engines can do where less work waits. Next: `values.py` emits the op `scaled`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardwright.compiler.codegen.domain import (
     PARTS,
     SCALED,
     SPLATS,
-    OfSinks,
+    OfRoots,
     Rewriting,
     Space,
     Value,
@@ -153,7 +153,7 @@ class _Fuser(Rewriting):
             inverse = math.inf if given == 0 else 1 / given
             result = -given if op == "negate" else inverse
             return self.add(replace(value, dtype=DType.F32, attrs={"value": result}))
-        return self.add(Value(op, (number,), value.atoms, DType.F32))
+        return self.add(Value(op, (number,), value.iter_dims, DType.F32))
 
     def _function(self, n: int, value: Value) -> Value:
         source = self.values[value.inputs[0]]
@@ -198,7 +198,7 @@ def is_product(value: Value) -> bool:
     return _is_identity(value) and value.attrs["bias"] == 0.0
 
 
-def fuse(space: Space, wanted: Sequence[int], points: Points, rates: Rates) -> OfSinks:
+def fuse(space: Space, wanted: Sequence[int], points: Points, rates: Rates) -> OfRoots:
     """(space, values to compute) with chains fused and placed; `points` per partition of a tile."""
     fused, _, values = _fused(space, wanted, points)
     _balance(fused, values, points, rates)
@@ -222,8 +222,8 @@ def _fused(
     """(space with the chains of `wanted` fused, new number of every value, what its stores need)"""
     fuser = _Fuser(space, wanted, points)
     fused = fuser.run()
-    sinks = [fuser.number[n] for n in wanted if space[n].op in STORES]
-    return fused, fuser.number, fused.slice(sinks)
+    roots = [fuser.number[n] for n in wanted if space[n].op in STORES]
+    return fused, fuser.number, fused.slice(roots)
 
 
 def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) -> None:

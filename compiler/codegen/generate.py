@@ -14,12 +14,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from shardwright.compiler.codegen import copies
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
-from shardwright.compiler.codegen.copies import copy_candidates, is_copy, turn_candidates, turns_of
 from shardwright.compiler.codegen.domain import Space, Tensors
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
-from shardwright.compiler.codegen.overlap import overlap, turns
+from shardwright.compiler.codegen.overlap import overlap, unroll_factors
 from shardwright.compiler.codegen.planning import Candidate, Rates, Room
 from shardwright.compiler.codegen.rows import row_candidates
 from shardwright.compiler.codegen.search import Effort, effort_of, fastest, worth_trying
@@ -44,13 +44,13 @@ _BUDGETS = (0.95, 0.85, 0.6, 0.4, 0.2, 0.1, 0.05)
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a search chose: the share of SBUF planned for, the candidate of each nest by position,
-    how many iterations lie side by side, and whether tiles of loads share with no others. Kernels
+    the unroll factor of innermost loops, and whether tiles of loads share with no others. Kernels
     of one structure have one recipe.
     """
 
     share: float
     positions: tuple[int, ...]
-    ways: int
+    unroll: int
     loads_apart: bool
 
 
@@ -136,7 +136,7 @@ class Codes:
         planned = self._planned(recipe.share, self.effort)
         options_of = zip(planned, recipe.positions, strict=True)
         chosen = [tried[position] for tried, position in options_of]
-        made = self._build(chosen, recipe.ways, loads_apart=recipe.loads_apart)
+        made = self._build(chosen, recipe.unroll, loads_apart=recipe.loads_apart)
         assert made is not None
         _verify(made.kernel, self.limits)
         return replace(made, recipe=recipe)
@@ -154,20 +154,20 @@ class Codes:
         for share in _BUDGETS:
             tried = self._planned(share, effort)
             try:
-                made, chosen, ways = fastest(tried, effort, self._build, self._time)
+                made, chosen, unroll = fastest(tried, effort, self._build, self._time)
             except CapacityError as error:
                 failure = error
                 continue
             positions = tuple(t.index(c) for t, c in zip(tried, chosen, strict=True))
-            apart = self._with_loads_apart(made, chosen, ways, effort)
+            apart = self._with_loads_apart(made, chosen, unroll, effort)
             found = apart or made
             _verify(found.kernel, self.limits)
-            return replace(found, recipe=Recipe(share, positions, ways, apart is not None))
+            return replace(found, recipe=Recipe(share, positions, unroll, apart is not None))
         assert failure is not None
         raise failure
 
     def _with_loads_apart(
-        self, made: Generated, chosen: Sequence[Candidate], ways: int, effort: Effort
+        self, made: Generated, chosen: Sequence[Candidate], unroll: int, effort: Effort
     ) -> Generated | None:
         """The same code with loads that wait for no other tile, where that is faster."""
         tried = effort.loads_apart and self.kinds & {"strip", "row"}
@@ -175,7 +175,7 @@ class Codes:
             return None
         taken = self._time(made)
         try:
-            apart = self._build(chosen, ways, taken, loads_apart=True)
+            apart = self._build(chosen, unroll, taken, loads_apart=True)
         except CapacityError:
             return None
         return apart if apart and self._time(apart) < taken else None
@@ -190,7 +190,7 @@ class Codes:
         if key not in self._offers:
             budget = int(share * self.limits.sbuf_bytes)
             room = Room(self.limits, Rates(self.machine.core), self.tensors, budget, thorough)
-            self._offers[key] = [plan(self.space, sinks, room) for plan, sinks in self.nests]
+            self._offers[key] = [plan(self.space, roots, room) for plan, roots in self.nests]
         return self._offers[key]
 
     def _code(self, chosen: tuple[Candidate, ...], loads_apart: bool = False) -> Builder:
@@ -216,18 +216,18 @@ class Codes:
     def _build(
         self,
         chosen: Sequence[Candidate],
-        ways: int,
+        unroll: int,
         below: float = math.inf,
         loads_apart: bool = False,
     ) -> Generated | None:
         """None when an engine alone is busy for `below` ps or longer, in whatever order."""
         builder = self._code(tuple(chosen), loads_apart)
-        beside = turns([*builder.prefix, *builder.body], ways) if ways > 1 else ()
+        beside = unroll_factors([*builder.prefix, *builder.body], unroll) if unroll > 1 else ()
         key = id(builder), beside if any(beside) else ()
         if key not in self._made:
             try:
                 if key not in self._placed:
-                    self._placed[key] = self._place(builder, ways)
+                    self._placed[key] = self._place(builder, unroll)
                 placed = self._placed[key]
                 if below < math.inf and placed.busiest_ps >= below:
                     return None
@@ -240,12 +240,12 @@ class Codes:
             raise made
         return made if made.notes == notes else replace(made, notes=notes)
 
-    def _place(self, builder: Builder, ways: int) -> _Placed:
-        """Code with `ways` iterations side by side, and addresses."""
+    def _place(self, builder: Builder, unroll: int) -> _Placed:
+        """Code with innermost loops unrolled by `unroll`, and addresses."""
         kernel = Kernel(self.program, *builder.code())
-        if ways > 1:
+        if unroll > 1:
             cost = partial(instr_cost, kernel=kernel, tensors=self.tensors, target=self.machine)
-            overlap(kernel, self.tensors, ways, cost)
+            overlap(kernel, self.tensors, unroll, cost)
         allocate(kernel, self.limits)
         return _Placed(kernel, builder.next_register, self.tensors, self.machine)
 
@@ -278,49 +278,49 @@ def _nests(space: Space, tensors: Tensors) -> list[tuple[Plan, list[int]]]:
     """Stores that share a nest, by first store. Raises CompileError for reads gone stale."""
     joined = _joined(space)
     found: dict[object, tuple[Plan, list[int]]] = {}
-    for sink in space.sinks:
-        copied = _copier(space, sink, tensors)
-        key: object = ("copy", sink) if copied else joined[sink]
-        plan = copied or _planner(space, joined[sink], sink)
-        found.setdefault(key, (plan, []))[1].append(sink)
+    for root in space.roots:
+        copied = _copier(space, root, tensors)
+        key: object = ("copy", root) if copied else joined[root]
+        plan = copied or _planner(space, joined[root], root)
+        found.setdefault(key, (plan, []))[1].append(root)
     nests = list(found.values())
-    refuse_stale_reads(space, tensors, [sinks for _, sinks in nests])
+    refuse_stale_reads(space, tensors, [roots for _, roots in nests])
     return nests
 
 
-def _copier(space: Space, sink: int, tensors: Tensors) -> Plan | None:
+def _copier(space: Space, root: int, tensors: Tensors) -> Plan | None:
     """Who plans a store that only moves data; None when it does more."""
-    if is_copy(space, sink, tensors):
-        return copy_candidates
-    return turn_candidates if turns_of(space, sink, tensors) else None
+    if copies.is_copy(space, root, tensors):
+        return copies.copy_candidates
+    return copies.transpose_candidates if copies.transposes_of(space, root, tensors) else None
 
 
 def _joined(space: Space) -> dict[int, frozenset[int]]:
     """Per store the contractions of its nest: its own, and those of stores it shares one with."""
     joined: dict[int, frozenset[int]] = {}
-    for sink in space.sinks:
-        nest = _folds(space, [sink])[0]
+    for root in space.roots:
+        nest = _folds(space, [root])[0]
         sharing = [s for s, other in joined.items() if other & nest]
         nest = nest.union(*(joined[s] for s in sharing))
-        joined |= {s: nest for s in (*sharing, sink)}
+        joined |= {s: nest for s in (*sharing, root)}
     return joined
 
 
-def _folds(space: Space, sinks: Iterable[int]) -> tuple[frozenset[int], bool]:
-    """(contractions, whether there is a reduction) in what `sinks` need."""
-    inside = space.slice(sinks)
+def _folds(space: Space, roots: Iterable[int]) -> tuple[frozenset[int], bool]:
+    """(contractions, whether there is a reduction) in what `roots` need."""
+    inside = space.slice(roots)
     contracts = frozenset(n for n in inside if space[n].op == "contract")
     return contracts, any(space[n].op == "reduce" for n in inside)
 
 
-def _planner(space: Space, contracts: frozenset[int], sink: int) -> Plan:
-    """Who plans the nest of `sink` and other stores that need `contracts`."""
-    if has_windows(space, [sink]):
+def _planner(space: Space, contracts: frozenset[int], root: int) -> Plan:
+    """Who plans the nest of `root` and other stores that need `contracts`."""
+    if has_windows(space, [root]):
         return window_candidates
     if not contracts:
         return strip_candidates
-    sinks = [n for n in space.sinks if _folds(space, [n])[0] & contracts]
-    single = len(contracts) == 1 and not _folds(space, sinks)[1]
+    roots = [n for n in space.roots if _folds(space, [n])[0] & contracts]
+    single = len(contracts) == 1 and not _folds(space, roots)[1]
     return contraction_candidates if single else row_candidates
 
 
@@ -335,8 +335,8 @@ def _verify(kernel: Kernel, limits: Limits) -> None:
 
 
 _KINDS: Mapping[Plan, str] = {
-    copy_candidates: "copy",
-    turn_candidates: "copy",
+    copies.copy_candidates: "copy",
+    copies.transpose_candidates: "copy",
     strip_candidates: "strip",
     contraction_candidates: "contraction",
     row_candidates: "row",

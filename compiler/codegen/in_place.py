@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.compiler.codegen.domain import Space, Tensors, Value, Walk
+from shardwright.compiler.codegen.domain import AccessMap, Space, Tensors, Value
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.kernel import STORES, root_of
 
@@ -19,16 +19,16 @@ _BUDGET = 20000  # steps of the search for a common element; beyond it views cou
 def refuse_stale_reads(space: Space, tensors: Tensors, groups: Iterable[Sequence[int]]) -> None:
     """Check the nests of a kernel in their order. Raises CompileError SW_CODEGEN_IN_PLACE."""
     written: set[int] = set()
-    for sinks in groups:
-        inside = [space[n] for n in space.slice(sinks)]
-        reads = [v for v in inside if v.walk and v.walk.tensor >= 0 and v.op not in STORES]
+    for roots in groups:
+        inside = [space[n] for n in space.slice(roots)]
+        reads = [v for v in inside if v.map and v.map.tensor >= 0 and v.op not in STORES]
         stores = [v for v in inside if v.op in STORES]
         for read in reads:
             if _root(tensors, read) in written:
                 raise _error(space, tensors, read)
             for store in stores:
                 same_memory = _root(tensors, read) == _root(tensors, store)
-                if same_memory and not _is_safe(space, read, store, sinks):
+                if same_memory and not _is_safe(space, read, store, roots):
                     raise _error(space, tensors, read)
         written |= {_root(tensors, v) for v in stores}
 
@@ -46,7 +46,7 @@ def _error(space: Space, tensors: Tensors, value: Value) -> CompileError:
     )
 
 
-def _is_safe(space: Space, read: Value, store: Value, sinks: Sequence[int]) -> bool:
+def _is_safe(space: Space, read: Value, store: Value, roots: Sequence[int]) -> bool:
     if read.op != "load" or store.op != "store":
         return False
     a, b = read.access, store.access
@@ -61,12 +61,12 @@ def _is_pointwise(space: Space, read: Value) -> bool:
     return all(space[n] is not read for n in space.slice(operands))
 
 
-def _meet(space: Space, a: Walk, b: Walk) -> bool:
+def _meet(space: Space, a: AccessMap, b: AccessMap) -> bool:
     """Whether two views can touch a common element."""
     if a.offset.terms != b.offset.terms:
         return True
-    steps = [(s, space.sizes[atom]) for atom, s in a.strides.items()]
-    steps += [(-s, space.sizes[atom]) for atom, s in b.strides.items()]
+    steps = [(s, space.sizes[iter_dim]) for iter_dim, s in a.strides.items()]
+    steps += [(-s, space.sizes[a]) for a, s in b.strides.items()]
     return reaches(steps, b.offset.const - a.offset.const)
 
 

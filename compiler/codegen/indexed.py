@@ -172,10 +172,10 @@ class _Scatter:
         spread = scope.on_chip(index, self.rows, ((0, self.rows),))
         across = scope.on_chip(wide, self.rows, square)
         scope.copy(Engine.VECTOR, across, spread)
-        turned = scope.psum("turned")
-        scope.transpose(scope.on_chip(turned, self.rows, square), across)
+        transposed = scope.psum("turned")
+        scope.transpose(scope.on_chip(transposed, self.rows, square), across)
         out = scope.on_chip(equal, self.rows, square)
-        both = (across, scope.on_chip(turned, self.rows, square))
+        both = (across, scope.on_chip(transposed, self.rows, square))
         scope.add("tensor_tensor", Engine.VECTOR, out, both, op="EQ")
         return equal
 

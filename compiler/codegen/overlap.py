@@ -1,8 +1,8 @@
-"""Independent iterations side by side: innermost loops unrolled a few ways and put in an order in
-which the engines overlap.
+"""Independent iterations side by side: innermost loops unrolled and put in an order in which the
+engines overlap.
 
 Engines are in-order queues, so a queue that waits for another inside an iteration could have begun
-the next one. Each of the `ways` copies gets tiles of its own (together they take the memory of the
+the next one. Each of the copies gets tiles of its own (together they take the memory of the
 slots that rotated before), and a list schedule over the real costs decides the order of the
 instructions of all copies. Order between instructions that touch the same memory is kept; tokens
 and addresses come later, from the new order.
@@ -27,10 +27,10 @@ Cost = Callable[[Instr], Costs]
 _MAX_INSTRUCTIONS = 96
 
 
-def overlap(kernel: Kernel, tensors: Tensors, ways: int, cost: Cost) -> None:
+def overlap(kernel: Kernel, tensors: Tensors, most: int, cost: Cost) -> None:
     """Unroll and order the innermost loops of `kernel` in place, before tiles have addresses."""
     memory = Memory(kernel, tensors)
-    for loop, count in zip(_innermost(kernel.body), turns(kernel.body, ways), strict=True):
+    for loop, count in zip(_innermost(kernel.body), unroll_factors(kernel.body, most), strict=True):
         if count:
             costs = [cost(i) for i in loop.body if isinstance(i, Instr)]
             copies = [c for u in range(count) for c in _copy(loop, u, count, kernel.tiles)]
@@ -38,11 +38,11 @@ def overlap(kernel: Kernel, tensors: Tensors, ways: int, cost: Cost) -> None:
             loop.body[:] = schedule(copies, memory, costs * count)
 
 
-def turns(body: Sequence[Instr | Loop], ways: int) -> tuple[int, ...]:
+def unroll_factors(body: Sequence[Instr | Loop], most: int) -> tuple[int, ...]:
     """How many iterations of each innermost loop `overlap` lays side by side; 0 where it leaves the
-    loop alone. The same turns of the same code give the same code, whatever the ways.
+    loop alone. The same factors for the same code give the same code.
     """
-    counts = ((len(loop.body), _ways(loop, ways)) for loop in _innermost(body))
+    counts = ((len(loop.body), _factor(loop, most)) for loop in _innermost(body))
     return tuple(n if size * n <= _MAX_INSTRUCTIONS else 0 for size, n in counts)
 
 
@@ -55,9 +55,9 @@ def _innermost(body: Sequence[Instr | Loop]) -> list[Loop]:
     return found
 
 
-def _ways(loop: Loop, ways: int) -> int:
-    """The largest divisor of the trip count up to `ways` that leaves a loop."""
-    return max((u for u in range(2, ways + 1) if loop.trip % u == 0 and u < loop.trip), default=1)
+def _factor(loop: Loop, most: int) -> int:
+    """The largest divisor of the trip count up to `most` that leaves a loop."""
+    return max((u for u in range(2, most + 1) if loop.trip % u == 0 and u < loop.trip), default=1)
 
 
 def _copy(loop: Loop, turn: int, count: int, tiles: list[Tile]) -> list[Instr]:
@@ -74,7 +74,7 @@ def _copy(loop: Loop, turn: int, count: int, tiles: list[Tile]) -> list[Instr]:
         return copies[number]
 
     instrs = [i for i in loop.body if isinstance(i, Instr)]
-    made = [_turned(i, loop.register, count, turn, tile) for i in instrs]
+    made = [_unrolled(i, loop.register, count, turn, tile) for i in instrs]
     if turn == count - 1:
         for old in tiles:
             if old.loop == loop.register:
@@ -82,7 +82,7 @@ def _copy(loop: Loop, turn: int, count: int, tiles: list[Tile]) -> list[Instr]:
     return made
 
 
-def _turned(
+def _unrolled(
     instr: Instr, register: int, count: int, turn: int, tile: Callable[[int], int]
 ) -> Instr:
     """`instr` with `register` standing for `count * register + turn`."""

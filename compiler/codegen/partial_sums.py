@@ -1,4 +1,4 @@
-"""Cutting a kernel along an atom it sums over: each core sums its half, then one adds the two.
+"""Cutting a kernel along an iter dim it sums over: each core sums its half, then one adds the two.
 
 The first pair of kernels does everything up to the sums and leaves them in scratch memory, one
 copy per core; a second, small kernel on core 0 joins the copies and does what follows. It is
@@ -35,16 +35,16 @@ class Cut:
     scratch: tuple[Tensor, ...] = ()
 
 
-def split_at_sums(program: KernelProgram, atom: int, tensors: Tensors) -> Cut | None:
-    """`program` in front of and behind its sums over `atom`; None when something behind a sum
-    still moves along the atom, or needs more than loads and elementwise operators.
+def split_at_sums(program: KernelProgram, iter_dim: int, tensors: Tensors) -> Cut | None:
+    """`program` in front of and behind its sums over `iter_dim`; None when something behind a sum
+    still moves along the iter dim, or needs more than loads and elementwise operators.
     """
-    sums = [n for n, node in enumerate(program.nodes) if atom in node.attrs.get("over", ())]
+    sums = [n for n, node in enumerate(program.nodes) if iter_dim in node.attrs.get("over", ())]
     behind = _behind(program.nodes, sums)
-    if not sums or any(_moves(program, n, atom) for n in behind):
+    if not sums or any(_moves(program, n, iter_dim) for n in behind):
         return None
-    again = _made_again(program, behind, sums)
-    if again is None or _overwrites(program, behind, again, tensors):
+    remat = _rematerialised(program, behind, sums)
+    if remat is None or _overwrites(program, behind, remat, tensors):
         return None
     numbers = range(len(tensors), len(tensors) + len(sums))
     summed = zip(numbers, (program.nodes[n] for n in sums), strict=True)
@@ -53,7 +53,7 @@ def split_at_sums(program: KernelProgram, atom: int, tensors: Tensors) -> Cut | 
         for number, node in summed
     )
     first, second = (_front(program, sums, behind, numbers, core) for core in (0, 1))
-    return Cut((first, second), _back(program, atom, sums, behind | again, numbers), scratch)
+    return Cut((first, second), _back(program, iter_dim, sums, behind | remat, numbers), scratch)
 
 
 def _behind(nodes: Sequence[Node], sums: Collection[int]) -> set[int]:
@@ -65,15 +65,15 @@ def _behind(nodes: Sequence[Node], sums: Collection[int]) -> set[int]:
     return found
 
 
-def _moves(program: KernelProgram, number: int, atom: int) -> bool:
-    """Whether a node spans the atom, sums along it, or stores along it."""
+def _moves(program: KernelProgram, number: int, iter_dim: int) -> bool:
+    """Whether a node spans the iter dim, sums along it, or stores along it."""
     node = program.nodes[number]
-    spans = node.op not in STORES and atom in node.attrs.get("over", node.atoms)
-    reads = any(atom in program.nodes[i].atoms for i in node.inputs)
-    return spans or reads or ("view" in node.attrs and node.attrs["view"].strides[atom] != 0)
+    spans = node.op not in STORES and iter_dim in node.attrs.get("over", node.iter_dims)
+    reads = any(iter_dim in program.nodes[i].iter_dims for i in node.inputs)
+    return spans or reads or ("view" in node.attrs and node.attrs["view"].strides[iter_dim] != 0)
 
 
-def _made_again(
+def _rematerialised(
     program: KernelProgram, behind: Collection[int], sums: Collection[int]
 ) -> set[int] | None:
     """What nodes behind the sums read besides them; None unless loads and elementwise operators."""
@@ -91,27 +91,27 @@ def _made_again(
 
 
 def _overwrites(
-    program: KernelProgram, behind: Collection[int], again: Collection[int], tensors: Tensors
+    program: KernelProgram, behind: Collection[int], remat: Collection[int], tensors: Tensors
 ) -> bool:
     """Whether the front stores to memory that the back still loads."""
     nodes = program.nodes
     stored = (
         n.attrs["view"].tensor for k, n in enumerate(nodes) if n.op in STORES and k not in behind
     )
-    loaded = (nodes[k].attrs["view"].tensor for k in (*behind, *again) if nodes[k].op == "load")
+    loaded = (nodes[k].attrs["view"].tensor for k in (*behind, *remat) if nodes[k].op == "load")
     return not {root_of(tensors, t) for t in stored}.isdisjoint(root_of(tensors, t) for t in loaded)
 
 
 def _shape(program: KernelProgram, node: Node) -> tuple[int, ...]:
-    return tuple(program.atoms[a] for a in node.atoms)
+    return tuple(program.iter_dims[a] for a in node.iter_dims)
 
 
 def _view(program: KernelProgram, node: Node, tensor: int, core: int) -> View:
-    """The copy of one core, dense in the order of the atoms."""
-    strides, step = [0] * len(program.atoms), 1
-    for a in reversed(node.atoms):
+    """The copy of one core, dense in the order of the iter dims."""
+    strides, step = [0] * len(program.iter_dims), 1
+    for a in reversed(node.iter_dims):
         strides[a] = step
-        step *= program.atoms[a]
+        step *= program.iter_dims[a]
     return View(tensor, Affine(core * math.prod(_shape(program, node))), tuple(strides))
 
 
@@ -128,13 +128,13 @@ def _front(
     for n, tensor in zip(sums, numbers, strict=True):
         node = program.nodes[n]
         attrs = {"view": _view(program, node, tensor, core)}
-        nodes.append(Node("store", (kept.index(n),), node.atoms, node.dtype, attrs))
+        nodes.append(Node("store", (kept.index(n),), node.iter_dims, node.dtype, attrs))
     return replace(program, nodes=tuple(nodes))
 
 
 def _back(
     program: KernelProgram,
-    atom: int,
+    iter_dim: int,
     sums: Sequence[int],
     kept: Collection[int],
     numbers: Sequence[int],
@@ -146,15 +146,15 @@ def _back(
         node = program.nodes[n]
         for core in (0, 1):
             attrs = {"view": _view(program, node, tensor, core)}
-            nodes.append(Node("load", (), node.atoms, node.dtype, attrs))
+            nodes.append(Node("load", (), node.iter_dims, node.dtype, attrs))
         kind = node.attrs.get("kind", "add")
         known[n] = len(nodes)
         nodes.append(
-            Node(ELEMENTWISE_OF[kind], (known[n] - 2, known[n] - 1), node.atoms, node.dtype)
+            Node(ELEMENTWISE_OF[kind], (known[n] - 2, known[n] - 1), node.iter_dims, node.dtype)
         )
     nodes += _renumbered(program.nodes, sorted(kept), known, len(nodes))
-    sizes = tuple(1 if a == atom else size for a, size in enumerate(program.atoms))
-    return replace(program, name=f"{program.name}_joined", atoms=sizes, nodes=tuple(nodes))
+    sizes = tuple(1 if a == iter_dim else size for a, size in enumerate(program.iter_dims))
+    return replace(program, name=f"{program.name}_joined", iter_dims=sizes, nodes=tuple(nodes))
 
 
 def _renumbered(

@@ -1,10 +1,10 @@
 """Predicates and counters over positions, which GpSimd makes without tiles for their terms.
 
 A comparison of sums of positions and numbers is one number per point, an offset plus a step per
-atom, against 0, unless some sum or the number itself may leave 32 bits and wrap. Where all its
+iter dim, against 0, unless some sum or the number itself may leave 32 bits and wrap. Where all its
 readers choose between a float and a constant it becomes a `mask`: a value without code, and each
-reader one `affine_select`. What decides masked blocks beforehand (`rows/facts.py`) reads the same
-form.
+reader one `affine_select`. What decides masked blocks beforehand (`rows/interval_analysis.py`)
+reads the same form.
 
 The counter of random bits is a sum of one count per dim, and of what the rank starts at. As written
 it would keep dims apart that every other value walks as one index; GpSimd counts along several dims
@@ -16,7 +16,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import MASK, Count, Numbers, Rewriting, Space, Value, Walk
+from shardwright.compiler.codegen.domain import (
+    MASK,
+    AccessMap,
+    Count,
+    Numbers,
+    Rewriting,
+    Space,
+    Value,
+)
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.support.intervals import Interval, corners, within
@@ -27,16 +35,16 @@ NEGATED = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT
 
 def fold_masks(space: Space) -> None:
     """Turn comparisons that only selects of floats read into masks."""
-    users = space.users(space.slice(space.sinks))
+    users = space.users(space.slice(space.roots))
     for n, value in enumerate(space.values):
         if value.op != "compare" or n not in users:
             continue
-        walk = _difference(space, value)
-        if walk is not None and all(_is_masked(space, n, u) for u in users[n]):
+        access = _difference(space, value)
+        if access is not None and all(_is_masked(space, n, u) for u in users[n]):
             attrs = {"direction": value.attrs["direction"]}
-            atoms = frozenset(walk.strides)
+            iter_dims = frozenset(access.strides)
             space.values[n] = replace(
-                value, op=MASK, inputs=(), atoms=atoms, walk=walk, attrs=attrs
+                value, op=MASK, inputs=(), iter_dims=iter_dims, map=access, attrs=attrs
             )
 
 
@@ -56,22 +64,22 @@ class _Position:
     range: Interval
 
 
-def reach(space: Space, walk: Walk, ranges: Mapping[int, Interval]) -> Interval | None:
-    """The range of a walk where each atom stays in its own (first, end); None with registers."""
-    if walk.offset.terms:
+def reach(space: Space, access: AccessMap, ranges: Mapping[int, Interval]) -> Interval | None:
+    """The range of an access map in the (first, end) of each iter dim; None with registers."""
+    if access.offset.terms:
         return None
-    low = high = walk.offset.const
-    for atom, step in walk.strides.items():
-        first, end = ranges.get(atom, (0, space.sizes[atom]))
+    low = high = access.offset.const
+    for iter_dim, step in access.strides.items():
+        first, end = ranges.get(iter_dim, (0, space.sizes[iter_dim]))
         low += min(step * first, step * (end - 1))
         high += max(step * first, step * (end - 1))
     return low, high
 
 
-def _difference(space: Space, value: Value) -> Walk | None:
-    """a - b of a comparison of positions, where some atom moves it."""
+def _difference(space: Space, value: Value) -> AccessMap | None:
+    """a - b of a comparison of positions, where some iter dim moves it."""
     found = _sum([_position(space, i) for i in value.inputs], -1)
-    return Walk(found.count.start, found.count.steps) if found and found.count.steps else None
+    return AccessMap(found.count.start, found.count.steps) if found and found.count.steps else None
 
 
 def _position(space: Space, number: int) -> _Position | None:
@@ -98,7 +106,7 @@ def _position_from(
     if count is None:
         return None
     moved = value.op == "register"
-    range = None if moved else reach(space, Walk(count.start, count.steps), {})
+    range = None if moved else reach(space, AccessMap(count.start, count.steps), {})
     return _in_word(count, range or _told(value))
 
 
@@ -152,9 +160,9 @@ class _Folding(Rewriting):
         if count is None or not count.steps:
             return self.add(value)
         plain = replace(value, inputs=(), attrs={})
-        scalar = replace(plain, atoms=frozenset())
-        walk = Walk(count.start, count.steps)
-        last = self.add(replace(plain, op="iota", atoms=frozenset(count.steps), walk=walk))
+        scalar = replace(plain, iter_dims=frozenset())
+        access = AccessMap(count.start, count.steps)
+        last = self.add(replace(plain, op="iota", iter_dims=frozenset(count.steps), map=access))
         for loaded, factor in count.loaded.items():
             by = self.add(replace(scalar, op="constant", attrs={"value": factor % 2**32}))
             inputs = (self.number[loaded], by)
@@ -182,5 +190,5 @@ def _count_from(space: Space, number: int, known: Mapping[int, Count | None]) ->
         a, b = (known[i] for i in value.inputs)
         if a is not None and b is not None:
             return a.plus(b) if value.op == "add" else a.product(b)
-    loaded = None if value.atoms else Count(loaded={number: 1})
+    loaded = None if value.iter_dims else Count(loaded={number: 1})
     return _plain(value) or loaded

@@ -3,7 +3,7 @@ the tensor engine.
 
 A sum over partitions is a matmul with ones on both sides, which leaves the total on every
 partition; maximum and minimum transpose, reduce and transpose back. So a reduced value is held like
-any value that does not span the partition atom. Sums of rows are those of the activation that
+any value that does not span the partition iter dim. Sums of rows are those of the activation that
 computes what is summed, where it can: it is in the code already, gets a second destination
 (`activation_reduce`), and the pass of Vector over the tile is not made.
 """
@@ -23,7 +23,7 @@ from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space
 
-_COLUMN = -7  # a private atom number for "columns of a flat tile"
+_COLUMN = -7  # a private iter dim number for "columns of a flat tile"
 
 
 def accumulator_type(value: Value) -> DType:
@@ -32,7 +32,7 @@ def accumulator_type(value: Value) -> DType:
 
 
 def over_partitions(frame: Frame, value: Value) -> bool:
-    """Whether the partition atom is reduced."""
+    """Whether the partition iter dim is reduced."""
     return frame.partition in value.over
 
 
@@ -50,8 +50,8 @@ def accumulate(frame: Frame, number: int, target: Held, scope: Scope, looped: bo
     (source,) = (frame.operand(i) for i in value.inputs)
     if frame.sums_in_passing(number) and in_passing(frame, value, source, target, scope, looped):
         return
-    axes = [a for a in frame.axes if a in frame.space[value.inputs[0]].atoms]
-    kept = [a for a in axes if a in value.atoms]
+    axes = [a for a in frame.axes if a in frame.space[value.inputs[0]].iter_dims]
+    kept = [a for a in axes if a in value.iter_dims]
     reduced = [a for a in axes if a in value.over]
     rows = frame.rows(scope)
     out, into = _dims(scope, kept, target, source)
@@ -157,14 +157,14 @@ def _extreme_of_partitions(
 ) -> None:
     limits, rows = frame.builder.limits, frame.rows(scope)
     for inner, first, width in columns(scope, _width(frame, partial), limits.transpose_max):
-        turned = inner.psum("turned")
-        across = inner.flat(turned, width, rows)
+        transposed = inner.psum("turned")
+        across = inner.flat(transposed, width, rows)
         inner.transpose(across, inner.flat(partial, rows, width, first))
         best = inner.tile("best", width, 1, DType.F32)
         spread = inner.tile("spread", width, rows, DType.F32)
         column = inner.flat(best, width, 1)
         attrs = {"op": ELEMENTWISE_OF[value.attrs["kind"]], "num_reduced": 1, "zero_when": ()}
-        source = inner.on_chip(turned, width, ((1, 1), (1, rows)))
+        source = inner.on_chip(transposed, width, ((1, 1), (1, rows)))
         inner.add("tensor_reduce", Engine.VECTOR, column, (source,), **attrs)
         wide = inner.flat(spread, width, rows)
         inner.copy(Engine.VECTOR, wide, inner.on_chip(best, width, ((0, rows),)))
@@ -199,7 +199,7 @@ def in_passing(
 def _maker(frame: Frame, value: Value, source: Held, target: Held, scope: Scope) -> int | None:
     """Where in the body of `scope` an activation makes all that a sum reads by row; or None."""
     read = frame.space[value.inputs[0]]
-    free = [a for a in frame.axes if a in read.atoms]
+    free = [a for a in frame.axes if a in read.iter_dims]
     elements = scope.elements(free)
     summed = scope.elements(a for a in free if a in value.over)
     fp32 = {frame.builder.dtype(source), frame.builder.dtype(target)} == {DType.F32}

@@ -24,13 +24,13 @@ Made = TypeVar("Made")
 class Effort:
     """How many candidates of a nest are tried, up to how many times the best estimate, and how many
     iterations of an innermost loop lie side by side: tilings are compared at the first number of
-    each row of `ways`, the rest of the row is tried with the best of them. The best code of strips
-    and rows is tried with `loads_apart` too. A `thorough` search asks the planners for variants.
+    each row of `unroll`, the rest of the row with the best of them. The best code of strips and
+    rows is tried with `loads_apart` too. A `thorough` search asks the planners for variants.
     """
 
     tries: int
     spread: float
-    ways: tuple[tuple[int, ...], ...]
+    unroll: tuple[tuple[int, ...], ...]
     thorough: bool = False
     loads_apart: bool = False
 
@@ -74,8 +74,8 @@ def fastest(
     time: Callable[[Made], int],
 ) -> tuple[Made, Sequence[Candidate], int]:
     """The fastest code found for `nests` on the walks that `effort` allows, the candidate of each
-    nest, and how many iterations lie side by side; `build` as for `walk`. Walks meet, and planners
-    may offer one tiling several times: who builds and times remembers what it was asked.
+    nest, and the unroll factor; `build` as for `walk`. Walks meet, and planners may offer one
+    tiling several times: who builds and times remembers what it was asked.
 
     Raises CapacityError (the first) when nothing that was tried fits on chip.
     """
@@ -85,9 +85,9 @@ def fastest(
 
     found: list[tuple[Made, Sequence[Any]]] = []
     failure: CapacityError | None = None
-    for ways in effort.ways:
+    for factors in effort.unroll:
         try:
-            found.append(walk([*nests, ways], built, time))
+            found.append(walk([*nests, factors], built, time))
         except CapacityError as error:
             failure = failure or error
     if not found:

@@ -1,10 +1,10 @@
-"""A kernel made ready for tiling: minimal atoms per value, merged and split atoms, splat constants,
-sinks.
+"""A kernel made ready for tiling: minimal iter dims per value, merged and split iter dims, splat
+constants, roots.
 
 `normalise` turns a `KernelProgram` into a `Space` that is freely edited by the planners: size-1
-atoms are gone, atoms that every view walks as one index are one atom, values span only what moves
-them. `split` cuts one atom into a major and a minor part, with a tail where the minor part does not
-divide it. Next: `strips.py` and `contraction.py`.
+iter dims are gone, iter dims that every view walks as one index are one iter dim, values span only
+what moves them. `split` cuts one iter dim into a major and a minor part, with a tail where the
+minor part does not divide it. Next: `strips.py` and `contraction.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from shardwright.compiler.codegen.domain import (
     SPLATS,
-    Limited,
+    AccessMap,
+    CoordBound,
     Numbers,
-    PerAtom,
+    PerDim,
     Space,
     Split,
     Value,
-    Walk,
 )
 from shardwright.compiler.codegen.positions import fold_counters, fold_masks
 from shardwright.compiler.diagnostics import CompileError
@@ -33,7 +33,7 @@ _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
 def normalise(program: KernelProgram) -> Space:
     """The space of a compute kernel. Raises CompileError for types that the engines do not have."""
-    sizes = {a: n for a, n in enumerate(program.atoms) if n != 1}
+    sizes = {a: n for a, n in enumerate(program.iter_dims) if n != 1}
     space = Space(program.name, sizes, [])
     number: dict[int, int] = {}
     for n, node in enumerate(program.nodes):
@@ -66,13 +66,13 @@ def _require_types(space: Space) -> None:
 
 
 def _append(space: Space, node: Node, inputs: Numbers) -> int:
-    """Add `node` with minimal atoms; returns its number."""
+    """Add `node` with minimal iter dims; returns its number."""
     values, attrs = space.values, dict(node.attrs)
-    walk = _walk_of(space, node, attrs)
-    atoms = frozenset(walk.strides) if walk else frozenset()
-    atoms = atoms.union(*(b.strides for b in walk.bounds)) if walk else atoms
+    access = _access_of(space, node, attrs)
+    iter_dims = frozenset(access.strides) if access else frozenset()
+    iter_dims = iter_dims.union(*(b.strides for b in access.bounds)) if access else iter_dims
     if node.op != "load":
-        atoms = atoms.union(*(values[i].atoms for i in inputs))
+        iter_dims = iter_dims.union(*(values[i].iter_dims for i in inputs))
     over = frozenset(attrs.pop("over", ())) & set(space.sizes)
     if node.op in SPLATS:
         attrs = {k: attrs[k] for k in ("value", "low", "high") if k in attrs}
@@ -81,14 +81,15 @@ def _append(space: Space, node: Node, inputs: Numbers) -> int:
     if "order" in attrs:
         attrs["order"] = tuple(a for a in attrs["order"] if a in space.sizes)
     if over:
-        inputs = (_scaled(space, inputs[0], over - atoms, attrs.get("kind", "add")), *inputs[1:])
-        over &= atoms
-    windows = any(w.bounds for w in (values[i].walk for i in inputs) if w)
+        first = _scaled(space, inputs[0], over - iter_dims, attrs.get("kind", "add"))
+        inputs = (first, *inputs[1:])
+        over &= iter_dims
+    windows = any(w.bounds for w in (values[i].map for i in inputs) if w)
     op = node.op if windows else _without_sum(node.op, over)
     if op == "divide" and (inverse := _inverse(values[inputs[1]])) is not None:
         op, inputs = "multiply", (inputs[0], len(values))
         values.append(inverse)
-    values.append(Value(op, inputs, atoms - over, node.dtype, walk, over, attrs))
+    values.append(Value(op, inputs, iter_dims - over, node.dtype, access, over, attrs))
     return len(values) - 1
 
 
@@ -107,27 +108,27 @@ def _without_sum(op: str, over: frozenset[int]) -> str:
     return "convert" if op == "reduce" else "multiply"
 
 
-def _walk_of(space: Space, node: Node, attrs: dict[str, Any]) -> Walk | None:
+def _access_of(space: Space, node: Node, attrs: dict[str, Any]) -> AccessMap | None:
     if node.op == "iota":
         strides = {attrs.pop("atom"): attrs.pop("step")}
-        return Walk(attrs.pop("start"), {a: s for a, s in strides.items() if a in space.sizes})
+        return AccessMap(attrs.pop("start"), {a: s for a, s in strides.items() if a in space.sizes})
     view: View | None = attrs.pop("view", None)
     if view is None:
         return None
     moving = {a: view.strides[a] for a in space.sizes if view.strides[a]}
     if node.op in ("load", "load_indexed"):
-        moving = {a: s for a, s in moving.items() if a in node.atoms}
-    bounds = tuple(_limited(space, b) for b in attrs.pop("bounds", ()))
-    return Walk(view.offset, moving, view.tensor, bounds)
+        moving = {a: s for a, s in moving.items() if a in node.iter_dims}
+    bounds = tuple(_coord_bound(space, b) for b in attrs.pop("bounds", ()))
+    return AccessMap(view.offset, moving, view.tensor, bounds)
 
 
-def _limited(space: Space, bound: Bound) -> Limited:
+def _coord_bound(space: Space, bound: Bound) -> CoordBound:
     moving = {a: bound.strides[a] for a in space.sizes if bound.strides[a]}
-    return Limited(bound.offset, bound.size, bound.unit, moving)
+    return CoordBound(bound.offset, bound.size, bound.unit, moving)
 
 
 def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> int:
-    """`source` summed over atoms it does not span: a sum of equal terms is a product."""
+    """`source` summed over iter dims it does not span: a sum of equal terms is a product."""
     value = space[source]
     count = space.points(missing)
     if kind == "xor":
@@ -138,7 +139,7 @@ def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> in
     op = "power" if kind == "multiply" else "multiply"
     constant = Value("constant", (), frozenset(), value.dtype, attrs={"value": factor})
     space.values.append(constant)
-    space.values.append(Value(op, (source, len(space.values) - 1), value.atoms, value.dtype))
+    space.values.append(Value(op, (source, len(space.values) - 1), value.iter_dims, value.dtype))
     return len(space.values) - 1
 
 
@@ -192,17 +193,17 @@ def _minds(space: Space, readers: Iterable[int]) -> bool:
 
 def _drop_dead(space: Space) -> None:
     """Keep what the stores need."""
-    kept = space.slice(space.sinks)
+    kept = space.slice(space.roots)
     number = {old: new for new, old in enumerate(kept)}
     space.values = [
         replace(space[n], inputs=tuple(number[i] for i in space[n].inputs)) for n in kept
     ]
-    used = {a for v in space.values for a in (*v.atoms, *v.over)}
+    used = {a for v in space.values for a in (*v.iter_dims, *v.over)}
     space.sizes = {a: n for a, n in space.sizes.items() if a in used}
 
 
 def _merge(space: Space) -> None:
-    """Merge pairs of atoms as long as some pair walks as one index everywhere."""
+    """Merge pairs of iter dims as long as some pair walks as one index everywhere."""
     merged = True
     while merged:
         merged = False
@@ -218,38 +219,36 @@ def _walk_as_one(space: Space, outer: int, inner: int) -> bool:
     if size is None:
         return False
     for value in space.values:
-        if (outer in value.atoms) != (inner in value.atoms):
+        if (outer in value.iter_dims) != (inner in value.iter_dims):
             return False
         if (outer in value.over) != (inner in value.over):
             return False
-        if value.walk and any(
-            s.get(outer, 0) != s.get(inner, 0) * size for s in _moves(value.walk)
-        ):
+        if value.map and any(s.get(outer, 0) != s.get(inner, 0) * size for s in _moves(value.map)):
             return False
         if not _keeps_order(value, outer, inner):
             return False
     return True
 
 
-def _moves(walk: Walk) -> list[PerAtom]:
-    """Steps per atom of the address and of every bounded coordinate."""
-    return [walk.strides, *(b.strides for b in walk.bounds)]
+def _moves(access: AccessMap) -> list[PerDim]:
+    """Steps per iter dim of the address and of every bounded coordinate."""
+    return [access.strides, *(b.strides for b in access.bounds)]
 
 
-def _moved(walk: Walk, change: Callable[[PerAtom], PerAtom]) -> Walk:
-    """`walk` with `change` applied to the steps of the address and of every coordinate."""
-    bounds = tuple(replace(b, strides=change(b.strides)) for b in walk.bounds)
-    return replace(walk, strides=change(walk.strides), bounds=bounds)
+def _moved(access: AccessMap, change: Callable[[PerDim], PerDim]) -> AccessMap:
+    """`access` with `change` applied to the steps of the address and of every coordinate."""
+    bounds = tuple(replace(b, strides=change(b.strides)) for b in access.bounds)
+    return replace(access, strides=change(access.strides), bounds=bounds)
 
 
 def _keeps_order(value: Value, outer: int, inner: int) -> bool:
-    """Whether one index over both atoms runs through an ordered store in its order."""
+    """Whether one index over both iter dims runs through an ordered store in its order."""
     order = value.attrs.get("order", ())
     return outer not in order or order[order.index(outer) + 1 :][:1] == (inner,)
 
 
-def joined_atoms(space: Space, numbers: Iterable[int], outer: int, inner: int) -> Space | None:
-    """`space` with two atoms as one for the values `numbers`; None where they do not walk so."""
+def joined_iter_dims(space: Space, numbers: Iterable[int], outer: int, inner: int) -> Space | None:
+    """`space` with two iter dims as one for `numbers`; None where they do not walk so."""
     if not _walk_as_one(replace(space, values=[space[n] for n in numbers]), outer, inner):
         return None
     joined = replace(space, sizes=dict(space.sizes), values=list(space.values))
@@ -263,45 +262,46 @@ def _merge_pair(space: Space, outer: int, inner: int) -> None:
     space.values = [_without(v, outer) for v in space.values]
 
 
-def _without(value: Value, atom: int) -> Value:
-    """`value` where another atom has taken over the index of `atom`."""
-    walk, attrs = value.walk, value.attrs
-    if walk is not None:
-        walk = _moved(walk, lambda steps: {a: s for a, s in steps.items() if a != atom})
-    if atom in attrs.get("order", ()):
-        attrs = {**attrs, "order": tuple(a for a in attrs["order"] if a != atom)}
-    return replace(
-        value, atoms=value.atoms - {atom}, over=value.over - {atom}, walk=walk, attrs=attrs
-    )
+def _without(value: Value, iter_dim: int) -> Value:
+    """`value` where another iter dim has taken over the index of `iter_dim`."""
+    access, attrs = value.map, value.attrs
+    if access is not None:
+        access = _moved(access, lambda steps: {a: s for a, s in steps.items() if a != iter_dim})
+    if iter_dim in attrs.get("order", ()):
+        attrs = {**attrs, "order": tuple(a for a in attrs["order"] if a != iter_dim)}
+    iter_dims, over = value.iter_dims - {iter_dim}, value.over - {iter_dim}
+    return replace(value, iter_dims=iter_dims, over=over, map=access, attrs=attrs)
 
 
-def split(space: Space, atom: int, minor_size: int) -> tuple[Space, Split]:
-    """`space` with `atom` cut into (major, minor); the atom keeps its number as the minor part.
+def split(space: Space, iter_dim: int, minor_size: int) -> tuple[Space, Split]:
+    """`space` with `iter_dim` cut into (major, minor); it keeps its number as the minor part.
 
-    The major atom is absent (-1 in the result) when one run is all there is.
+    The major iter dim is absent (-1 in the result) when one run is all there is.
     """
-    size = space.sizes[atom]
+    size = space.sizes[iter_dim]
     minor_size = min(minor_size, size)
     if minor_size == size:
-        return space, Split(-1, atom, 0)
+        return space, Split(-1, iter_dim, 0)
     major = max(space.sizes) + 1
-    made = Split(major, atom, size % minor_size)
-    sizes = dict(space.sizes) | {major: size // minor_size, atom: minor_size}
-    values = [_split_value(v, atom, major, minor_size) for v in space.values]
+    made = Split(major, iter_dim, size % minor_size)
+    sizes = dict(space.sizes) | {major: size // minor_size, iter_dim: minor_size}
+    values = [_split_value(v, iter_dim, major, minor_size) for v in space.values]
     splits = space.splits | {major: made}
     return replace(space, sizes=sizes, values=values, splits=splits), made
 
 
-def _split_value(value: Value, atom: int, major: int, minor_size: int) -> Value:
-    atoms = value.atoms | {major} if atom in value.atoms else value.atoms
-    over = value.over | {major} if atom in value.over else value.over
-    walk = value.walk
-    if walk:
-        walk = _moved(
-            walk,
-            lambda steps: {**steps, major: steps[atom] * minor_size} if atom in steps else steps,
+def _split_value(value: Value, iter_dim: int, major: int, minor_size: int) -> Value:
+    iter_dims = value.iter_dims | {major} if iter_dim in value.iter_dims else value.iter_dims
+    over = value.over | {major} if iter_dim in value.over else value.over
+    access = value.map
+    if access:
+        access = _moved(
+            access,
+            lambda steps: (
+                {**steps, major: steps[iter_dim] * minor_size} if iter_dim in steps else steps
+            ),
         )
-    return replace(value, atoms=atoms, over=over, walk=walk)
+    return replace(value, iter_dims=iter_dims, over=over, map=access)
 
 
 def near_divisor(size: int, limit: int) -> int:
@@ -309,13 +309,13 @@ def near_divisor(size: int, limit: int) -> int:
     return next((r for r in range(limit, limit // 2, -1) if size % r == 0), limit)
 
 
-def contiguous_run(space: Space, walk: Walk, free: Sequence[int], extents: PerAtom) -> int:
-    """Elements in a row that a transfer touches when the atoms `free` have `extents`."""
+def contiguous_run(space: Space, access: AccessMap, free: Sequence[int], extents: PerDim) -> int:
+    """Elements in a row that a transfer touches when the iter dims `free` have `extents`."""
     run = 1
-    for atom in sorted(free, key=lambda a: abs(walk.stride(a)) or 1 << 60):
-        if walk.stride(atom) != run:
+    for iter_dim in sorted(free, key=lambda a: abs(access.stride(a)) or 1 << 60):
+        if access.stride(iter_dim) != run:
             break
-        run *= extents[atom]
-        if extents[atom] != space.sizes[atom]:
+        run *= extents[iter_dim]
+        if extents[iter_dim] != space.sizes[iter_dim]:
             break
     return run

@@ -1,9 +1,9 @@
-"""Choosing the tiles of a strip kernel: which atom on the partitions, what stays whole in a row,
-what is looped.
+"""Choosing the tiles of a strip kernel: which iter dim on the partitions, what stays whole in a
+row, what is looped.
 
-Candidates are every atom, every useful split of a large atom, and no partition atom at all. Each
-gets free extents that fit the SBUF budget, a loop order in which sums come last, and an estimate of
-its time; the cheapest legal one wins.
+Candidates are every iter dim, every useful split of a large iter dim, and no partition iter dim at
+all. Each gets free extents that fit the SBUF budget, a loop order in which sums come last, and an
+estimate of its time; the cheapest legal one wins.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from itertools import product
 
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import pieces
+from shardwright.compiler.codegen.coalesce import coalesce
 from shardwright.compiler.codegen.domain import (
     CODELESS,
-    Atoms,
+    AccessMap,
+    IterDims,
     Numbers,
-    PerAtom,
+    PerDim,
     Space,
     Value,
-    Walk,
 )
-from shardwright.compiler.codegen.joint import join_views
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
 from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.strips import Slots, StripPlan, depths, emit_strips
@@ -45,38 +45,38 @@ _MORE_ROW_BYTES = (2048, 8192)  # of a thorough search
 # everything).
 _SLOTS = {(2, 2): 0.1, (2, 1): 0.2, (1, 1): 1.0}
 _ALTERNATING = 0.1  # inferred: little with two slots of everything
-_SPLIT_RUNS = (512, 2048)  # elements of a row when a single large atom is cut
+_SPLIT_RUNS = (512, 2048)  # elements of a row when a single large iter dim is cut
 _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reduction
 
 
-def strip_candidates(space: Space, sinks: Iterable[int], room: Room) -> list[Candidate]:
-    """Tilings of everything `sinks` need. Raises CompileError when there is none."""
-    plans = plan_strips(*join_views(space, sinks, room.tensors), room)
+def strip_candidates(space: Space, roots: Iterable[int], room: Room) -> list[Candidate]:
+    """Tilings of everything `roots` need. Raises CompileError when there is none."""
+    plans = plan_strips(*coalesce(space, roots, room.tensors), room)
     made = {id(p): Candidate(p.cost, partial(emit_strips, p), p.variant, plan=p) for p in plans}
     return [made[id(plan)] for plan in plans]
 
 
-def plan_strips(space: Space, sinks: Iterable[int], room: Room) -> list[StripPlan]:
-    """Tilings of everything `sinks` need, with at most about the room's SBUF bytes; one that
+def plan_strips(space: Space, roots: Iterable[int], room: Room) -> list[StripPlan]:
+    """Tilings of everything `roots` need, with at most about the room's SBUF bytes; one that
     several choices lead to is there as often.
 
-    Raises CompileError when no partition atom and loop order can compute it.
+    Raises CompileError when no partition iter dim and loop order can compute it.
     """
     plans = []
-    for candidate, partition in _candidates(space, sinks, room.limits):
-        plans += _Planner(candidate, tuple(candidate.slice(sinks)), partition, room).plans()
+    for candidate, partition in _candidates(space, roots, room.limits):
+        plans += _Planner(candidate, tuple(candidate.slice(roots)), partition, room).plans()
     if not plans:
         raise CompileError(
             "SW_CODEGEN_STRIP",
-            f"kernel {space.name} requires an atom for the partitions and a loop order in which its"
-            " reductions nest, found none",
+            f"kernel {space.name} requires an iteration dim for the partitions and a loop order in"
+            " which its reductions nest, found none",
             hint="split the kernel at one of its reductions",
         )
-    exact = [p for p in plans if not _turns_extremes(p)]
+    exact = [p for p in plans if not _transposes_extremes(p)]
     return exact if any(p.partition is not None for p in exact) else plans
 
 
-def _turns_extremes(plan: StripPlan) -> bool:
+def _transposes_extremes(plan: StripPlan) -> bool:
     """Whether an extreme crosses the partitions by products with 0, which make NaN of inf."""
     nodes = (plan.space[n] for n in plan.values)
     return any(
@@ -85,24 +85,24 @@ def _turns_extremes(plan: StripPlan) -> bool:
 
 
 def _candidates(
-    space: Space, sinks: Iterable[int], limits: Limits
+    space: Space, roots: Iterable[int], limits: Limits
 ) -> Iterator[tuple[Space, int | None]]:
-    """(space, partition atom) pairs worth an estimate."""
-    used = {a for n in space.slice(sinks) for a in (*space[n].atoms, *space[n].over)}
-    used -= space.joint
-    indexed = _index_atoms(space)
+    """(space, partition iter dim) pairs worth an estimate."""
+    used = {a for n in space.slice(roots) for a in (*space[n].iter_dims, *space[n].over)}
+    used -= space.coalesced
+    indexed = _index_iter_dims(space)
     yield space, None
-    for atom in sorted(used):
-        yield space, atom
-        if atom in indexed or space.sizes[atom] < 4:
+    for iter_dim in sorted(used):
+        yield space, iter_dim
+        if iter_dim in indexed or space.sizes[iter_dim] < 4:
             continue
-        for run in _runs(space.sizes[atom], limits.partitions):
-            cut, made = split(space, atom, run)
+        for run in _runs(space.sizes[iter_dim], limits.partitions):
+            cut, made = split(space, iter_dim, run)
             yield cut, made.major
 
 
-def _index_atoms(space: Space) -> set[int]:
-    return {a for v in space.values if _is_indexed(v) for a in space[v.inputs[-1]].atoms}
+def _index_iter_dims(space: Space) -> set[int]:
+    return {a for v in space.values if _is_indexed(v) for a in space[v.inputs[-1]].iter_dims}
 
 
 def _is_indexed(value: Value) -> bool:
@@ -110,13 +110,13 @@ def _is_indexed(value: Value) -> bool:
 
 
 def _runs(size: int, partitions: int) -> list[int]:
-    """Row lengths to cut an atom into: even over the partitions, or long; divisors if good."""
+    """Row lengths to cut an iter dim into: even over the partitions, or long; divisors if good."""
     wanted = {math.ceil(size / partitions), *_SPLIT_RUNS}
     return sorted({near_divisor(size, run) for run in wanted if 1 < run < size})
 
 
 class _Planner:
-    """Extents for one partition atom, and the tilings they make."""
+    """Extents for one partition iter dim, and the tilings they make."""
 
     def __init__(self, space: Space, values: Numbers, partition: int | None, room: Room) -> None:
         self.space = space
@@ -125,17 +125,17 @@ class _Planner:
         self.partition = partition
         self.room, self.limits, self.budget = room, room.limits, room.budget
         self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
-        self.sizes = {a: space.sizes[a] for v in self.nodes for a in (*v.atoms, *v.over)}
+        self.sizes = {a: space.sizes[a] for v in self.nodes for a in (*v.iter_dims, *v.over)}
         self.reduced = {a for v in self.nodes if v.op == "reduce" for a in v.over}
         self.homes = space.homes(values)
         self.freed = self._freed()
         self.spanned = [self._spanned(v) for v in self.nodes]
 
     def plans(self) -> list[StripPlan]:
-        """Plans by slots and longest row; none when this partition atom cannot do it."""
+        """Plans by slots and longest row; none when this partition iter dim cannot do it."""
         if not all(self._is_legal(v) for v in self.nodes):
             return []
-        ranked = self._ranked_atoms()
+        ranked = self._ranked_iter_dims()
         known: dict[tuple[int, ...], _Tiling] = {}
         found = []
         rows = (*_ROW_BYTES, *_MORE_ROW_BYTES) if self.room.thorough else _ROW_BYTES
@@ -155,85 +155,87 @@ class _Planner:
         if value.op == "contract":
             return False
         if _is_indexed(value):
-            atoms = self.space[value.inputs[-1]].atoms
+            iter_dims = self.space[value.inputs[-1]].iter_dims
             order = value.attrs.get("order", ())
             in_order = p is None or not order or p == order[-1]
             return (
-                (p in atoms or p is None or not atoms) and not value.access.stride(p) and in_order
+                (p in iter_dims or p is None or not iter_dims)
+                and not value.access.stride(p)
+                and in_order
             )
         if value.op == "reduce" and p in value.over:
             return value.dtype.is_float and value.attrs["kind"] in ("add", "max", "min")
         return True
 
-    def _ranked_atoms(self) -> list[int]:
-        """Atoms in the order of the largest view's strides, major first."""
-        walks = [
-            (self.space.elements(v), v.walk) for v in self.nodes if v.walk and v.walk.tensor >= 0
+    def _ranked_iter_dims(self) -> list[int]:
+        """Iter dims in the order of the largest view's strides, major first."""
+        accesses = [
+            (self.space.elements(v), v.map) for v in self.nodes if v.map and v.map.tensor >= 0
         ]
-        walks.sort(key=lambda w: -w[0])
+        accesses.sort(key=lambda w: -w[0])
 
-        def rank(atom: int) -> tuple[int, int]:
-            for at, (_, walk) in enumerate(walks):
-                if walk.stride(atom):
-                    return (-abs(walk.stride(atom)), at)
-            return (-(1 << 62), atom)
+        def rank(iter_dim: int) -> tuple[int, int]:
+            for at, (_, access) in enumerate(accesses):
+                if access.stride(iter_dim):
+                    return (-abs(access.stride(iter_dim)), at)
+            return (-(1 << 62), iter_dim)
 
         return sorted(self.sizes, key=rank)
 
     # extents
 
     def _extents(self, ranked: Sequence[int], slots: Slots, row_bytes: int) -> dict[int, int]:
-        """Tile extents: reduced atoms first, then from the innermost out, within the budget."""
+        """Tile extents: reduced iter dims first, then from the innermost out, within the budget."""
         extents = dict.fromkeys(self.sizes, 1)
         fixed = set()
         if self.partition is not None:
             extents[self.partition] = min(self.limits.partitions, self.sizes[self.partition])
             fixed.add(self.partition)
-        for atom in self.space.joint & set(self.sizes):
-            extents[atom] = self.sizes[atom]
-            fixed.add(atom)
+        for iter_dim in self.space.coalesced & set(self.sizes):
+            extents[iter_dim] = self.sizes[iter_dim]
+            fixed.add(iter_dim)
         for value in self.nodes:
             if _is_indexed(value):
-                fixed |= self.space[value.inputs[-1]].atoms
+                fixed |= self.space[value.inputs[-1]].iter_dims
         inner = [a for a in reversed(ranked) if a not in fixed]
-        for atom in sorted(inner, key=lambda a: a not in self.reduced):
+        for iter_dim in sorted(inner, key=lambda a: a not in self.reduced):
             if sum(1 for a in inner if extents[a] > 1) == _MAX_AXES:
                 break
-            if not self._grow(extents, atom, slots, row_bytes):
+            if not self._grow(extents, iter_dim, slots, row_bytes):
                 break
         return extents
 
-    def _grow(self, extents: dict[int, int], atom: int, slots: Slots, row_bytes: int) -> bool:
-        """Give `atom` the largest extent that fits; False when that is not all of it."""
-        size = self.sizes[atom]
+    def _grow(self, extents: dict[int, int], iter_dim: int, slots: Slots, row_bytes: int) -> bool:
+        """Give `iter_dim` the largest extent that fits; False when that is not all of it."""
+        size = self.sizes[iter_dim]
         limit = size
-        if atom not in self.reduced:
+        if iter_dim not in self.reduced:
             limit = max(1, min(size, row_bytes // self._row_bytes(extents)))
-        if not self._fits(extents | {atom: limit}, slots):
+        if not self._fits(extents | {iter_dim: limit}, slots):
             low, high = 1, limit
             while high - low > 1:
                 middle = (low + high) // 2
-                fits = self._fits(extents | {atom: middle}, slots)
+                fits = self._fits(extents | {iter_dim: middle}, slots)
                 low, high = (middle, high) if fits else (low, middle)
             limit = low
         blocks = math.ceil(size / limit)
-        extents[atom] = math.ceil(size / blocks)
+        extents[iter_dim] = math.ceil(size / blocks)
         return blocks == 1
 
     def _spanned(self, value: Value) -> list[int]:
-        """Atoms along the row of a value's tile."""
-        spanned = value.atoms | value.over if value.op in STORES else value.atoms
+        """Iter dims along the row of a value's tile."""
+        spanned = value.iter_dims | value.over if value.op in STORES else value.iter_dims
         return [a for a in spanned if a != self.partition]
 
-    def _tiles(self, extents: PerAtom) -> list[int]:
+    def _tiles(self, extents: PerDim) -> list[int]:
         """Elements per partition of every value's tile."""
-        return [math.prod([extents[a] for a in atoms]) for atoms in self.spanned]
+        return [math.prod([extents[a] for a in iter_dims]) for iter_dims in self.spanned]
 
-    def _row_bytes(self, extents: PerAtom) -> int:
+    def _row_bytes(self, extents: PerDim) -> int:
         rows = zip(self._tiles(extents), self.nodes, strict=True)
         return max(elements * v.dtype.bytes for elements, v in rows)
 
-    def _fits(self, extents: PerAtom, slots: Slots) -> bool:
+    def _fits(self, extents: PerDim, slots: Slots) -> bool:
         tiles = self._tiles(extents)
         if max(tiles) > self.limits.dim_stride_max:
             return False
@@ -250,7 +252,7 @@ class _Planner:
                 freed[at].append(number)
         return freed
 
-    def _footprint(self, tiles: Sequence[int], extents: PerAtom, slots: Slots) -> int:
+    def _footprint(self, tiles: Sequence[int], extents: PerDim, slots: Slots) -> int:
         """Peak SBUF bytes of the values alive at a time, all their slots counted."""
         alive, peak, sizes = 0, 0, {}
         rows = zip(self.values, self.nodes, tiles, self.freed, strict=True)
@@ -263,12 +265,12 @@ class _Planner:
             alive -= sum([sizes[n] for n in freed])
         return peak
 
-    def _bytes_each(self, number: int, value: Value, extents: PerAtom, slots: Slots) -> int:
+    def _bytes_each(self, number: int, value: Value, extents: PerDim, slots: Slots) -> int:
         """SBUF bytes per element of a value's tile."""
         if value.op == "store" and self.space[value.inputs[0]].op not in CODELESS:
             return 0
         moved = value.op in ("load", "load_indexed") or number in self.stored
-        rotates = any(extents[a] < self.sizes[a] for a in value.atoms)
+        rotates = any(extents[a] < self.sizes[a] for a in value.iter_dims)
         count = slots[0 if moved else 1] if rotates else 1
         partials = 4 if value.op == "reduce" and value.dtype.is_float else 0
         return value.dtype.bytes * count + partials
@@ -296,7 +298,7 @@ class _Tiling:
             self.plans[slots] = self._plan(self.order, slots)
         return self.plans.get(slots)
 
-    def _plan(self, order: Atoms, slots: Slots) -> StripPlan:
+    def _plan(self, order: IterDims, slots: Slots) -> StripPlan:
         moved, busiest = self.moved_ns, self.busiest_ns
         return StripPlan(
             space=self.space,
@@ -311,25 +313,25 @@ class _Tiling:
 
     def _points(self, value: Value) -> int:
         """Elements per partition of a value in a tile."""
-        return math.prod([self.extents[a] for a in value.atoms if a != self.partition])
+        return math.prod([self.extents[a] for a in value.iter_dims if a != self.partition])
 
     # loop order
 
-    def _order(self, ranked: Sequence[int]) -> Atoms | None:
-        """Looped atoms, outermost first: what a sum runs over last, before it the partitions."""
+    def _order(self, ranked: Sequence[int]) -> IterDims | None:
+        """Looped iter dims, outermost first: what a sum runs over, before it the partitions."""
         looped = [a for a in ranked if self._is_looped(a)]
         looped.sort(key=lambda a: a == self.partition)
         before: dict[int, set[int]] = {a: set() for a in looped}
         for value in self.nodes:
-            for atom in value.over:
-                if atom in before:
-                    before[atom] |= {a for a in value.atoms if a in before}
+            for iter_dim in value.over:
+                if iter_dim in before:
+                    before[iter_dim] |= {a for a in value.iter_dims if a in before}
             for outer, inner in itertools.pairwise(
                 a for a in value.attrs.get("order", ()) if a in before
             ):
                 before[inner].add(outer)
         for made in self.space.splits.values():
-            # The tail shortens the minor atom, so it must be known before the minor atom is walked.
+            # The tail shortens the minor iter dim, so it must be known before that is walked.
             if made.tail and made.minor in before and made.major in before:
                 before[made.minor].add(made.major)
         order: list[int] = []
@@ -340,8 +342,10 @@ class _Tiling:
             order.append(free[0])
         return tuple(order) if self._sums_nest(order) else None
 
-    def _is_looped(self, atom: int) -> bool:
-        parts = pieces(self.sizes[atom], self.extents[atom], self.space.splits.get(atom))
+    def _is_looped(self, iter_dim: int) -> bool:
+        parts = pieces(
+            self.sizes[iter_dim], self.extents[iter_dim], self.space.splits.get(iter_dim)
+        )
         return len(parts) > 1 or parts[0].trip > 1
 
     def _sums_nest(self, order: Sequence[int]) -> bool:
@@ -363,8 +367,8 @@ class _Tiling:
         computed = dict.fromkeys((Engine.VECTOR, Engine.SCALAR), 0.0)
         for n, value in zip(self.values, self.nodes, strict=True):
             runs = math.prod(trips[: found[n].run])
-            if value.walk and value.walk.tensor >= 0:
-                moved += self._transfer_ns(value, value.walk, runs)
+            if value.map and value.map.tensor >= 0:
+                moved += self._transfer_ns(value, value.map, runs)
             elif value.op not in CODELESS:
                 engine = fusion.engine_of(value)
                 computed[engine] += runs * self._compute_ns(value, engine)
@@ -372,14 +376,14 @@ class _Tiling:
         busiest = max(computed.values()) + _ALTERNATING * min(computed.values())
         return moved, busiest
 
-    def _transfer_ns(self, value: Value, walk: Walk, runs: int) -> float:
-        spanned = [a for a in self.axes if walk.stride(a)]
-        item = self.room.tensors[walk.tensor].dtype.bytes
-        run = contiguous_run(self.space, walk, spanned, self.extents) * item
+    def _transfer_ns(self, value: Value, access: AccessMap, runs: int) -> float:
+        spanned = [a for a in self.axes if access.stride(a)]
+        item = self.room.tensors[access.tensor].dtype.bytes
+        run = contiguous_run(self.space, access, spanned, self.extents) * item
         elements = math.prod(self.extents[a] for a in spanned)
-        # Values that do not span the partition atom are loaded onto every partition, but stored
+        # Values that do not span the partition iter dim are loaded onto every partition, but stored
         # once.
-        is_store = value.op == "store" and not walk.stride(self.partition)
+        is_store = value.op == "store" and not access.stride(self.partition)
         rows = 1 if is_store or self.partition is None else self.extents[self.partition]
         return runs * self.room.rates.transfer_ns(elements * rows * item, run, rows)
 

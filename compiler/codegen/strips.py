@@ -1,9 +1,9 @@
 """Strip kernels: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over
 the loops they cross.
 
-Every value runs at the shallowest loop that covers the atoms it spans. What depends on a sum over
-an inner loop runs after that loop; if it spans the loop again, a second pass over the loop re-makes
-what it needs. `strip_plan.py` chooses the partition atom, extents and loop order this file follows.
+Every value runs at the shallowest loop that covers the iter dims it spans. What depends on a sum
+over an inner loop runs after that loop; if it spans the loop again, a second pass over the loop
+re-makes what it needs. `strip_plan.py` chooses the partition, extents and loop order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.codegen import indexed, reductions
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, pieces
-from shardwright.compiler.codegen.domain import CODELESS, Atoms, Numbers, Space
+from shardwright.compiler.codegen.domain import CODELESS, IterDims, Numbers, Space
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.kernel import STORES
@@ -26,17 +26,17 @@ Slots = tuple[int, int]
 class StripPlan:
     """How a strip kernel is tiled.
 
-    `axes` are the free atoms, major to minor; `extents` the tile extent of every atom; `order` the
-    looped atoms, outermost first; `values` the numbers to compute; `slots` as in `Frame`;
-    `cost` an estimate in nanoseconds.
+    `axes` are the free iter dims, major to minor; `extents` the tile extent of every iter dim;
+    `order` the looped iter dims, outermost first; `values` the numbers to compute; `slots` as in
+    `Frame`; `cost` an estimate in nanoseconds.
     """
 
     space: Space
     values: Numbers
     partition: int | None
-    axes: Atoms
+    axes: IterDims
     extents: dict[int, int]
-    order: Atoms
+    order: IterDims
     slots: Slots
     cost: float
     variant: bool = False  # see `Candidate`
@@ -52,11 +52,11 @@ class Depths:
 
 def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[int, Depths]:
     """Depths of values for a loop order; a reduction over loops has its result outside them."""
-    at = {atom: i for i, atom in enumerate(order)}
+    at = {a: i for i, a in enumerate(order)}
     found: dict[int, Depths] = {}
     for n in values:
         value = space[n]
-        spanned = value.atoms | value.over
+        spanned = value.iter_dims | value.over
         run = max((at[a] + 1 for a in spanned if a in at), default=0)
         run = max((run, *(found[i].result for i in value.inputs)))
         inner = [at[a] for a in value.over if a in at]
@@ -95,19 +95,19 @@ class _Nest:
 
     def _refuse_reload(self, numbers: list[int], stored: set[int]) -> None:
         """A pass may not read again what an earlier one has overwritten in place."""
-        walks = [
-            (v.op in STORES, v.walk.tensor)
+        touched = [
+            (v.op in STORES, v.map.tensor)
             for v in map(self.space.values.__getitem__, numbers)
-            if v.walk
+            if v.map
         ]
         root = self.frame.builder.root
-        if any(not sink and tensor >= 0 and root(tensor) in stored for sink, tensor in walks):
+        if any(not stores and tensor >= 0 and root(tensor) in stored for stores, tensor in touched):
             raise CompileError(
                 "SW_CODEGEN_IN_PLACE",
                 f"kernel {self.space.name} reads a tensor again after storing to its memory",
                 hint="store to another buffer",
             )
-        stored |= {root(tensor) for sink, tensor in walks if sink}
+        stored |= {root(tensor) for stores, tensor in touched if stores}
 
     def _units(self, depth: int, todo: list[int]) -> list[tuple[list[int], bool]]:
         """Single values of this depth, and passes over the next loop, in an order that works."""
@@ -119,7 +119,7 @@ class _Nest:
                 for n in todo
                 if ready[n] == number and self.depths[n].run == depth and self._has_code(n)
             ]
-            units += [([n], False) for n in sorted(here, key=self._is_sink)]
+            units += [([n], False) for n in sorted(here, key=self._is_root)]
             ends = [n for n in todo if ready[n] == number and self._ends_pass(n, depth)]
             if ends:
                 units.append((self._needed(depth, todo, ends), True))
@@ -143,13 +143,13 @@ class _Nest:
 
     def _ends_pass(self, number: int, depth: int) -> bool:
         inside = self.depths[number].run > depth
-        return self._crosses(number, depth) or (self._is_sink(number) and inside)
+        return self._crosses(number, depth) or (self._is_root(number) and inside)
 
-    def _is_sink(self, number: int) -> bool:
+    def _is_root(self, number: int) -> bool:
         return self.space[number].op in STORES
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
-        """`ends` and what they need inside the next loop, values of earlier passes made again."""
+        """`ends` and what they need inside the next loop, earlier passes' rematerialised."""
         wanted = set(ends)
         for n in reversed(todo):
             if n in wanted:
@@ -194,10 +194,10 @@ class _Nest:
         own = [n for n in numbers if self._crosses(n, depth) and self.depths[n].result == depth]
         for n in own:
             self.partial[n] = reductions.new_accumulator(self.frame, n, scope)
-        atom = self.plan.order[depth]
-        size = scope.sizes.get(atom, self.space.sizes[atom])
-        extent = min(size, self.plan.extents[atom])
-        for piece in pieces(size, extent, self.space.splits.get(atom)):
-            self.level(depth + 1, scope.enter(atom, piece), numbers)
+        iter_dim = self.plan.order[depth]
+        size = scope.sizes.get(iter_dim, self.space.sizes[iter_dim])
+        extent = min(size, self.plan.extents[iter_dim])
+        for piece in pieces(size, extent, self.space.splits.get(iter_dim)):
+            self.level(depth + 1, scope.enter(iter_dim, piece), numbers)
         for n in own:
             reductions.finish(self.frame, n, self.partial.pop(n), scope)

@@ -1,7 +1,7 @@
 """Instructions for one value at a time: loads, stores and elementwise nodes on a tile.
 
-A `Frame` fixes which atom lies on the partitions and which lie along the free dims; `emit` adds the
-code of one value at a scope, reading values that are already held. Reductions, contractions and
+A `Frame` fixes which iter dim lies on the partitions and which lie along the free dims; `emit` adds
+the code of one value at a scope, reading values that are already held. Reductions, contractions and
 indexed accesses have files of their own.
 """
 
@@ -18,9 +18,9 @@ from shardwright.compiler.codegen.domain import (
     MASK,
     SCALED,
     UNARY,
+    AccessMap,
     Space,
     Value,
-    Walk,
 )
 from shardwright.compiler.codegen.positions import NEGATED
 from shardwright.compiler.diagnostics import CompileError
@@ -54,7 +54,7 @@ class Frame:
         }
         self._open: dict[int, tuple[object, Held]] = {}  # joins begun, and the body that holds them
         self.stored = {
-            space[n].inputs[0]: space[n].walk for n in space.sinks if space[n].op == "store"
+            space[n].inputs[0]: space[n].map for n in space.roots if space[n].op == "store"
         }
 
     def rows(self, scope: Scope) -> int:
@@ -63,7 +63,7 @@ class Frame:
 
     def free_axes(self, value: Value) -> list[int]:
         """Free axes a value spans, major to minor."""
-        return [a for a in self.axes if a in value.atoms]
+        return [a for a in self.axes if a in value.iter_dims]
 
     def sums_in_passing(self, number: int) -> bool:
         """Whether a reduction may be a by-product of the activation that makes what it reads."""
@@ -115,9 +115,9 @@ class Frame:
 
     def layout(self, number: int, value: Value) -> list[int]:
         """Free axes in the order of the view a value is loaded or stored through: long runs."""
-        walk = value.walk if value.op == "load" else self.stored.get(number)
+        access = value.map if value.op == "load" else self.stored.get(number)
         axes = self.free_axes(value)
-        return sorted(axes, key=lambda a: -abs(walk.stride(a))) if walk else axes
+        return sorted(axes, key=lambda a: -abs(access.stride(a))) if access else axes
 
     def scratch(self, like: Value, scope: Scope, dtype: DType, number: int | None = None) -> Held:
         """A tile like that of a value for an intermediate result, which the caller releases."""
@@ -174,33 +174,35 @@ def _load(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     emit_load(frame, value.access, held, frame.free_axes(value), scope)
 
 
-def emit_load(frame: Frame, walk: Walk, held: Held, axes: Sequence[int], scope: Scope) -> None:
+def emit_load(
+    frame: Frame, access: AccessMap, held: Held, axes: Sequence[int], scope: Scope
+) -> None:
     """A DMA of a view into a tile; partitions the view does not move along get copies."""
-    for place, part in _within_dims(frame, walk, held, axes, scope):
-        source, target = place.transfer(walk, part, frame.rows(place), frame.partition, axes)
+    for place, part in _within_dims(frame, access, held, axes, scope):
+        source, target = place.transfer(access, part, frame.rows(place), frame.partition, axes)
         place.load(target, source)
 
 
 def _within_dims(
-    frame: Frame, walk: Walk, held: Held, axes: Sequence[int], scope: Scope
+    frame: Frame, access: AccessMap, held: Held, axes: Sequence[int], scope: Scope
 ) -> Iterator[tuple[Scope, Held]]:
     """Where a transfer has as many dims as a pattern may: loops over its outermost axes."""
-    hbm, _ = scope.transfer(walk, held, frame.rows(scope), frame.partition, axes)
+    hbm, _ = scope.transfer(access, held, frame.rows(scope), frame.partition, axes)
     if len(hbm.dims) - 1 <= frame.builder.limits.free_dims:
         yield scope, held
         return
-    outer = max((a for a in axes if scope.extent(a) > 1), key=lambda a: abs(walk.stride(a)))
+    outer = max((a for a in axes if scope.extent(a) > 1), key=lambda a: abs(access.stride(a)))
     box, (inner, at) = scope.boxes[outer], scope.counted(scope.extent(outer))
     inner.boxes[outer] = Box(box.origin + at, 1)
     part = Held(held.tile, held.strides, held.offset + at * held.strides.get(outer, 0))
-    yield from _within_dims(frame, walk, part, axes, inner)
+    yield from _within_dims(frame, access, part, axes, inner)
 
 
-def part_of(whole: Held, joint: Value, index: int) -> Held:
-    """View number `index` of a value that spans a joint atom."""
-    atom = joint.attrs["atom"]
-    strides = {a: s for a, s in whole.strides.items() if a != atom}
-    return Held(whole.tile, strides, whole.offset + index * whole.strides[atom])
+def part_of(whole: Held, joined: Value, index: int) -> Held:
+    """View number `index` of a value that spans a coalesced iter dim."""
+    iter_dim = joined.attrs["iter_dim"]
+    strides = {a: s for a, s in whole.strides.items() if a != iter_dim}
+    return Held(whole.tile, strides, whole.offset + index * whole.strides[iter_dim])
 
 
 def _part(frame: Frame, number: int, value: Value, scope: Scope) -> None:
@@ -213,22 +215,22 @@ def _join(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _store(frame: Frame, number: int, value: Value, scope: Scope) -> None:
-    walk = value.access
-    axes = [a for a in frame.axes if walk.stride(a)]
+    access = value.access
+    axes = [a for a in frame.axes if access.stride(a)]
     held = _materialised(frame, value, axes, scope)
-    for place, part in _within_dims(frame, walk, held, axes, scope):
-        rows = frame.rows(place) if walk.stride(frame.partition) else 1
-        target, source = place.transfer(walk, part, rows, frame.partition, axes)
+    for place, part in _within_dims(frame, access, held, axes, scope):
+        rows = frame.rows(place) if access.stride(frame.partition) else 1
+        target, source = place.transfer(access, part, rows, frame.partition, axes)
         place.store(target, source)
 
 
 def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope) -> Held:
     """The stored value with elements along all `axes`, in an order in which its DMA reads runs."""
     (number,) = store.inputs
-    source, walk = frame.space[number], store.access
-    axes = sorted(axes, key=lambda a: -abs(walk.stride(a)))
+    source, access = frame.space[number], store.access
+    axes = sorted(axes, key=lambda a: -abs(access.stride(a)))
     moving = [a for a in axes if scope.extent(a) > 1]
-    missing = [a for a in moving if a not in source.atoms]
+    missing = [a for a in moving if a not in source.iter_dims]
     if not missing:
         held = frame.operand(number)
         if not moving or held.strides[moving[-1]] == 1:
@@ -414,11 +416,11 @@ def _dims_of(scope: Scope, held: Held, axes: Sequence[int]) -> Dims:
 
 
 def _steps(frame: Frame, value: Value, axes: Sequence[int], scope: Scope) -> dict[str, Any]:
-    """Attributes of who counts a walk: its start, its step per partition and per free dim."""
-    walk = value.access
-    steps = tuple(walk.stride(a) for a in axes) or (0,)
-    across = walk.stride(frame.partition)
-    return {"start": scope.address(walk), "partition_step": across, "steps": steps}
+    """Attributes of who counts an access map: start, step per partition and per free dim."""
+    access = value.access
+    steps = tuple(access.stride(a) for a in axes) or (0,)
+    across = access.stride(frame.partition)
+    return {"start": scope.address(access), "partition_step": across, "steps": steps}
 
 
 def _clamp(frame: Frame, number: int, value: Value, scope: Scope) -> None:

@@ -222,7 +222,7 @@ def _structure(program: KernelProgram, tensors: Sequence[Tensor]) -> Hashable:
         return number, tensor.dtype, tensor.shape, value.strides
 
     nodes = [
-        (n.op, n.inputs, n.atoms, n.dtype, *((k, plain(n.attrs[k])) for k in sorted(n.attrs)))
+        (n.op, n.inputs, n.iter_dims, n.dtype, *((k, plain(n.attrs[k])) for k in sorted(n.attrs)))
         for n in program.nodes
     ]
-    return program.kind, program.atoms, tuple(nodes)
+    return program.kind, program.iter_dims, tuple(nodes)

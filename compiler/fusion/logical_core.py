@@ -1,8 +1,8 @@
 """Kernels on the physical cores of a logical NeuronCore: who computes what, and how long it takes.
 
 With one physical core this is the `Autotuner` and nothing else. With two, every kernel is cut along
-the atom whose halves are fastest, judged by the first tiling of each; a kernel that cannot be cut,
-or gains nothing, stays on core 0 while core 1 is idle.
+the iter dim whose halves are fastest, judged by the first tiling of each; a kernel that cannot be
+cut, or gains nothing, stays on core 0 while core 1 is idle.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ HEADS: Mapping[str, tuple[Head, ...]] = {
                 Field("tiles"),
                 Field("nodes"),
                 Field("code"),
-                Field("atoms"),
+                Field("iteration dims"),
             )
         ),
     ),

@@ -158,17 +158,17 @@ class _Decoder:
         out: list[Kernel] = []
         begun, whole = (0, 0, 0), (len(self.tiles), len(self.nodes), len(self.code))
         for row in self.rows("regions"):
-            kind, name, attrs, loc, *ends_of, num_atoms = row[:8]
+            kind, name, attrs, loc, *ends_of, num_iter_dims = row[:8]
             ends, rest = tuple(ends_of), row[8:]
-            if num_atoms > len(rest) or not all(
+            if num_iter_dims > len(rest) or not all(
                 a <= b <= c for a, b, c in zip(begun, ends, whole, strict=True)
             ):
                 raise ValueError(f"regions: ends between {begun} and {whole} required, got {ends}")
             (tiles, nodes, code) = (slice(a, b) for a, b in zip(begun, ends, strict=True))
-            atoms = tuple(rest[:num_atoms])
-            program = KernelProgram(kind, name, atoms, tuple(self.nodes[nodes]), attrs, loc)
+            iter_dims = tuple(rest[:num_iter_dims])
+            program = KernelProgram(kind, name, iter_dims, tuple(self.nodes[nodes]), attrs, loc)
             body = self.body(self.code[code], registers)
-            out.append(Kernel(program, self.tiles[tiles], body, tuple(rest[num_atoms:])))
+            out.append(Kernel(program, self.tiles[tiles], body, tuple(rest[num_iter_dims:])))
             begun = ends
         if begun != whole:
             raise ValueError(f"regions require all of {whole} tiles, nodes and code, got {begun}")

@@ -150,12 +150,12 @@ class _Encoder:
         for tile in kernel.tiles:
             self.add("tiles", _fields(tile))
         for n in program.nodes:
-            self.add("nodes", (n.op, n.dtype, n.attrs, len(n.inputs)), (*n.inputs, *n.atoms))
+            self.add("nodes", (n.op, n.dtype, n.attrs, len(n.inputs)), (*n.inputs, *n.iter_dims))
         self.body(kernel.body)
         head = (program.kind, program.name, program.attrs, program.loc)
         ends = (len(self.columns[name].ends) for name in ("tiles", "nodes", "code"))
-        rest = (*program.atoms, *kernel.tokens)
-        self.add("regions", (*head, *ends, len(program.atoms)), rest)
+        rest = (*program.iter_dims, *kernel.tokens)
+        self.add("regions", (*head, *ends, len(program.iter_dims)), rest)
         borders = kernel.borders or ()
         self.borders.append(x for b in borders for x in (ENGINES.index(b.queue), b.back))
         waits = (x for n, i in enumerate(walk(kernel.body)) for b in i.borders for x in (n, b))

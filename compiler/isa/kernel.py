@@ -1,12 +1,12 @@
 """Kernels: what a nest of instructions computes, as array arithmetic over one index space.
 
-A kernel has a list of atoms (independent indices with a size) and a list of nodes in topological
-order. Every value of the kernel spans a subset of the atoms. A view places a tensor in that space:
-an element offset, affine in registers, and one element stride per atom (0 where the atom does not
-move the address). Code generation turns a kernel into tiles (`compiler/codegen`); L1 execution runs
-it as whole arrays with one NumPy axis per atom (`sim_cluster/values/kernels.py`): absent atoms have
-size 1, so broadcasting needs no rule. Both start from this one description, and tests hold them
-equal.
+A kernel has a list of iter dims (independent indices with a size) and a list of nodes in
+topological order. Every value of the kernel spans a subset of the iter dims. A view places a tensor
+in that space: an element offset, affine in registers, and one element stride per iter dim (0 where
+the iter dim does not move the address). Code generation turns a kernel into tiles
+(`compiler/codegen`); L1 execution runs it as whole arrays with one NumPy axis per iter dim
+(`sim_cluster/values/kernels.py`): absent iter dims have size 1, so broadcasting needs no rule. Both
+start from this one description, and tests hold them equal.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A strided window of tensor number `tensor`: element offset and one element stride per atom
-    of the kernel."""
+    """A strided window of tensor number `tensor`: element offset and one element stride per iter
+    dim of the kernel."""
 
     tensor: int
     offset: Affine
@@ -98,7 +98,7 @@ def tensor_of(operand: int | View) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A coordinate of a view that may leave memory: `offset + sum(index * stride)` over the atoms.
+    """A coordinate of a view that may leave memory: `offset + sum(index * stride)` over iter dims.
 
     Where it is not in 0..size-1 the element reads as 0. `unit` is the step of the address in
     elements per step of the coordinate.
@@ -122,7 +122,7 @@ class Node:
         elements per point; `rows` legal rows; mode "clamp" (the index) or "fill" (out of range
         reads 0). Points where `inside` is false count as out of bounds; it has no other effect.
     constant (), value: a splat.
-    iota (), atom, start: Affine, step[, low, high]: start + step * position along the atom, known
+    iota (), atom, start: Affine, step[, low, high]: start + step * position along it, known
         to stay in low .. high.
     register (), value: Affine[, low, high]: a register as data, a splat, known to stay there.
     Elementwise names of the graph IR (a[, b[, c]]): add subtract multiply divide maximum minimum
@@ -132,18 +132,18 @@ class Node:
         is_finite select(pred, on_true, on_false) clamp(min, x, max) random_bits(counter, key).
     compare (a, b), direction: EQ NE LT LE GT GE.
     convert (a,), bitcast_convert (a,): to the dtype of the node; a bitcast keeps the width.
-    reduce (a,), kind: add max min and or xor multiply, over: atoms: spans the other atoms of a.
-    contract (lhs, rhs), over: atoms: sum over `over` of lhs * rhs, accumulated in fp32.
+    reduce (a,), kind: add max min and or xor multiply, over: iter dims: spans the others of a.
+    contract (lhs, rhs), over: iter dims: sum over `over` of lhs * rhs, accumulated in fp32.
     store (a,), view: no value; writes the view, rounding to the tensor's type.
     store_indexed (a, index), view, stride, rows, kind, unique, order: no value; combines a with
         the rows picked by index; out-of-range rows are dropped. kind: add multiply max min replace.
         `unique` promises that no row is picked twice; else updates of a row are applied in the
-        order of the atoms `order`, which lists the index's atoms from major to minor.
+        order of the iter dims `order`, which lists the index's iter dims from major to minor.
     """
 
     op: str
     inputs: tuple[int, ...]
-    atoms: tuple[int, ...]  # sorted atom numbers the value spans
+    iter_dims: tuple[int, ...]  # sorted iter dim numbers the value spans
     dtype: DType
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -152,7 +152,7 @@ class Node:
 class KernelProgram:
     """The meaning of one kernel.
 
-    kind `compute`: atoms and nodes as above. kind `register_load`: attrs {register, view}: an
+    kind `compute`: iter dims and nodes as above. kind `register_load`: attrs {register, view}: an
     integer scalar becomes a register (clamped to attrs `low`, `high`). kind `collective_start`:
     attrs {collective, source, target, ...} where
     `collective` indexes the function's `CollectiveCall` table. kind `collective_wait`: attrs
@@ -161,7 +161,7 @@ class KernelProgram:
 
     kind: str
     name: str
-    atoms: tuple[int, ...] = ()  # sizes
+    iter_dims: tuple[int, ...] = ()  # sizes
     nodes: tuple[Node, ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict)
     loc: int = -1  # ordinal into the location table added at link time

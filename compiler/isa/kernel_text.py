@@ -1,7 +1,7 @@
 """Kernels as text that people read and `parse` reads back: the meaning of a nest of instructions.
 
     kernel compute dot_general loc 3 {
-      atoms [4, 8, 16]
+      iter_dims [4, 8, 16]
       %0 = load() {view=tensor 0+0[16, 0, 1]} : f32 over [0, 2]
       %1 = reduce(%0) {kind=add, over=[2]} : f32 over [0]
       %2 = store(%1) {view=tensor 2+0[1, 0, 0]} : f32 over [0]
@@ -48,9 +48,9 @@ def head_text(program: KernelProgram) -> str:
 
 
 def body_lines(program: KernelProgram) -> Iterator[str]:
-    """The sizes of the atoms, and every node."""
-    if program.atoms:
-        yield f"atoms {value_text(program.atoms)}"
+    """The sizes of the iter dims, and every node."""
+    if program.iter_dims:
+        yield f"iter_dims {value_text(program.iter_dims)}"
     for number, node in enumerate(program.nodes):
         yield f"%{number} = {node_text(node)}"
 
@@ -59,7 +59,7 @@ def node_text(node: Node) -> str:
     """One node without its number."""
     inputs = ", ".join(f"%{i}" for i in node.inputs)
     head = f"{name_text(node.op)}({inputs}){_attributes_text(node.attrs)}"
-    return f"{head} : {node.dtype.value} over {value_text(node.atoms)}"
+    return f"{head} : {node.dtype.value} over {value_text(node.iter_dims)}"
 
 
 def _attributes_text(attrs: Mapping[str, Any]) -> str:
@@ -86,7 +86,7 @@ def _program(cursor: Cursor) -> KernelProgram:
     attrs = _attributes(cursor) if cursor.accept("attributes") else {}
     loc = cursor.integer("the ordinal of a location") if cursor.accept("loc") else -1
     cursor.expect("{")
-    atoms = read_integers(cursor, "sizes like [4, 8]") if cursor.accept("atoms") else ()
+    iter_dims = read_integers(cursor, "sizes like [4, 8]") if cursor.accept("iter_dims") else ()
     nodes: list[Node] = []
     numbers: dict[str, int] = {}
     while not cursor.accept("}"):
@@ -96,7 +96,7 @@ def _program(cursor: Cursor) -> KernelProgram:
         cursor.expect("=")
         nodes.append(_node(cursor, numbers))
         numbers[token.text] = len(numbers)
-    return KernelProgram(kind, name, atoms, tuple(nodes), attrs, loc)
+    return KernelProgram(kind, name, iter_dims, tuple(nodes), attrs, loc)
 
 
 def _node(cursor: Cursor, numbers: Mapping[str, int]) -> Node:
@@ -107,7 +107,7 @@ def _node(cursor: Cursor, numbers: Mapping[str, int]) -> Node:
     cursor.expect(":")
     dtype = read_dtype(cursor)
     cursor.expect("over")
-    return Node(op, inputs, read_integers(cursor, "atoms like [0, 2]"), dtype, attrs)
+    return Node(op, inputs, read_integers(cursor, "iter_dims like [0, 2]"), dtype, attrs)
 
 
 def _input(cursor: Cursor, numbers: Mapping[str, int]) -> int:

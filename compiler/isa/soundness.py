@@ -1,9 +1,9 @@
 """What makes a function that was read from a file sound: its parts fit each other.
 
 Columns have been checked against their tables (`columns.py`), so every number is in range of its
-pool. Here are the rules between parts: a node reads earlier nodes, a view has a stride per atom,
-constants have the data of their shape, tokens are there when an instruction waits for them. They
-hold for whatever the compiler makes. Everything raises ValueError, which the reader turns into
+pool. Here are the rules between parts: a node reads earlier nodes, a view has a stride per iter
+dim, constants have the data of their shape, tokens are there when an instruction waits for them.
+They hold for whatever the compiler makes. Everything raises ValueError, which the reader turns into
 SW_NEFF_CONTENT.
 """
 
@@ -48,7 +48,7 @@ from shardwright.compiler.support.schema import (
 )
 
 MOST_DIMS = 64
-"""Of an array of NumPy, which has an axis per atom."""
+"""Of an array of NumPy, which has an axis per iter dim."""
 MOST_REGISTERS = 2**16
 """Our choice: a register is a loop of the source or a scalar it loads."""
 
@@ -215,11 +215,13 @@ class _Kernels:
             self._seen.add(key)
 
     def _program(self, program: KernelProgram) -> None:
-        attrs, atoms = program.attrs, program.atoms
+        attrs, iter_dims = program.attrs, program.iter_dims
         self._attributes(KERNEL_ATTRIBUTES[program.kind], attrs)
-        COUNTS.require(atoms, "atoms")
-        if len(atoms) > MOST_DIMS:
-            raise ValueError(f"at most {MOST_DIMS} atoms are required, got {len(atoms)}")
+        COUNTS.require(iter_dims, "iteration dims")
+        if len(iter_dims) > MOST_DIMS:
+            raise ValueError(
+                f"at most {MOST_DIMS} iteration dims are required, got {len(iter_dims)}"
+            )
         if program.nodes and program.kind != "compute":
             raise ValueError(f"a kernel of kind {program.kind} has no nodes")
         for number, node in enumerate(program.nodes):
@@ -250,43 +252,43 @@ class _Kernels:
                 raise ValueError(f"{needed} elements to send are required, got {given}")
 
     def _node(self, node: Node, number: int, program: KernelProgram) -> None:
-        form, atoms = NODE_FORMS.get(node.op, ELEMENTWISE), node.atoms
+        form, iter_dims = NODE_FORMS.get(node.op, ELEMENTWISE), node.iter_dims
         if len(node.inputs) not in form.inputs:
             raise ValueError(f"{form.inputs} inputs are required, got {len(node.inputs)}")
         check_indices(node.inputs, number, "inputs")
         if any(program.nodes[i].op in STORES for i in node.inputs):
             raise ValueError("a store has no value")
-        check_indices(atoms, len(program.atoms), "atoms")
-        if list(atoms) != sorted(set(atoms)):
-            raise ValueError(f"atoms in ascending order are required, got {atoms}")
-        if math.prod(program.atoms[a] for a in atoms) > MOST:
-            raise ValueError(f"a value of at most {MOST} points is required, got {atoms}")
+        check_indices(iter_dims, len(program.iter_dims), "iteration dims")
+        if list(iter_dims) != sorted(set(iter_dims)):
+            raise ValueError(f"iteration dims in ascending order are required, got {iter_dims}")
+        if math.prod(program.iter_dims[a] for a in iter_dims) > MOST:
+            raise ValueError(f"a value of at most {MOST} points is required, got {iter_dims}")
         self._attributes(form.attributes, node.attrs)
         if node.attrs:
-            self._node_attributes(node.attrs, program.atoms)
+            self._node_attributes(node.attrs, program.iter_dims)
 
-    def _node_attributes(self, attrs: Mapping[str, Any], atoms: Sequence[int]) -> None:
+    def _node_attributes(self, attrs: Mapping[str, Any], iter_dims: Sequence[int]) -> None:
         """What attributes name is there."""
         if "view" in attrs:
-            self._view(attrs["view"], len(atoms))
+            self._view(attrs["view"], len(iter_dims))
         for name in ("over", "order"):
             if name in attrs:
-                check_indices(attrs[name], len(atoms), name)
+                check_indices(attrs[name], len(iter_dims), name)
                 if len(set(attrs[name])) != len(attrs[name]):
-                    raise ValueError(f"{name} requires each atom once, got {attrs[name]}")
+                    raise ValueError(f"{name} requires each iteration dim once, got {attrs[name]}")
         if "atom" in attrs:
-            check_indices((attrs["atom"],), len(atoms), "atoms")
+            check_indices((attrs["atom"],), len(iter_dims), "iteration dims")
         for name in ("start", "value"):
             if isinstance(attrs.get(name), Affine):
                 self._affine(attrs[name])
         for bound in attrs.get("bounds", ()):
-            if len(bound.strides) != len(atoms):
-                raise ValueError(f"a bound requires {len(atoms)} strides, got {bound}")
+            if len(bound.strides) != len(iter_dims):
+                raise ValueError(f"a bound requires {len(iter_dims)} strides, got {bound}")
 
-    def _view(self, view: View, atoms: int) -> None:
+    def _view(self, view: View, iter_dims: int) -> None:
         check_indices((view.tensor,), len(self.tensors), "tensors of views")
-        if len(view.strides) != atoms:
-            raise ValueError(f"a view requires {atoms} strides, got {view.strides}")
+        if len(view.strides) != iter_dims:
+            raise ValueError(f"a view requires {iter_dims} strides, got {view.strides}")
         self._affine(view.offset)
 
     def _affine(self, value: Affine) -> None:

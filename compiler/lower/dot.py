@@ -1,7 +1,7 @@
 """`dot_general`: a kernel of two loads, one contract node and at most a conversion of the result.
 
 Operands are loaded through whatever strides they have, so no transpose is ever stored for a
-contraction. Batch, row, column and summed dims keep their atoms; tile generation merges them.
+contraction. Batch, row, column and summed dims keep their iter dims; tile generation merges them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _label(space: Space, task: Task) -> Labels:
 
 def _emit(emitter: Emitter, task: Task) -> int:
     labels = emitter.space.operand(task, 0)
-    over = [atom for d in task.op.attrs.lhs_contract for atom in leaves(labels[d])]
+    over = [a for d in task.op.attrs.lhs_contract for a in leaves(labels[d])]
     operands = [emitter.operand(task, 0), emitter.operand(task, 1)]
-    spanned = emitter.atoms_of(operands[0]) | emitter.atoms_of(operands[1])
+    spanned = emitter.iter_dims_of(operands[0]) | emitter.iter_dims_of(operands[1])
     for k in range(2):
         missing = set(all_leaves(emitter.space.operand(task, k))) - spanned
         if missing:
             operands[k] = _everywhere(emitter, task, k, summed=missing <= set(over))
-            spanned |= emitter.atoms_of(operands[k])
+            spanned |= emitter.iter_dims_of(operands[k])
     attrs = {"over": emitter.numbers(over)}
     return emitter.node("contract", operands, spanned - set(over), task.result.type.dtype, attrs)
 

@@ -1,8 +1,8 @@
-"""Writing a kernel out: loads, nodes and stores over numbered atoms.
+"""Writing a kernel out: loads, nodes and stores over numbered iter dims.
 
 The tasks of a kernel are emitted twice. The first time, aligning strides and re-making values
-splits atoms; the second time the atoms are final and get their numbers. Equal loads and re-made
-values appear once.
+splits iter dims; the second time the iter dims are final and get their numbers. Equal loads and
+re-made values appear once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import Bound, KernelProgram, Node, View, root_of
 from shardwright.compiler.lower import registry
 from shardwright.compiler.lower.free import Occurrence, remake
-from shardwright.compiler.lower.labels import Atom, Labels, all_leaves, leaves
+from shardwright.compiler.lower.labels import IterDim, Labels, all_leaves, leaves
 from shardwright.compiler.lower.space import Space
 from shardwright.compiler.lower.storage import Place, Storage
 from shardwright.compiler.lower.task import (
@@ -45,20 +45,20 @@ class Emitter:
         self._task: Task | None = None
         self._start()
         self._run()
-        self._start()  # atoms are final now
+        self._start()  # iter dims are final now
         self._run()
         self._check_overlap()
 
     def _start(self) -> None:
         self.nodes: list[Node] = []
-        self._spans: list[frozenset[Atom]] = []
+        self._spans: list[frozenset[IterDim]] = []
         self._memo: dict[object, int] = {}
         self.remade: dict[Occurrence, int] = {}
         self._results: dict[Value, int] = {}
         self._loads: list[tuple[int, View]] = []
         self._indexed: list[tuple[int, int]] = []
         self._stores: list[tuple[int, View]] = []
-        self._atoms = {atom: i for i, atom in enumerate(_ordered_atoms(self.space))}
+        self._iter_dims = {a: i for i, a in enumerate(_ordered_iter_dims(self.space))}
 
     def _run(self) -> None:
         for task in self.space.tasks:
@@ -70,27 +70,27 @@ class Emitter:
 
     def program(self, name: str, loc: int) -> KernelProgram:
         """The finished kernel."""
-        sizes = tuple(atom.size for atom in self._atoms)
+        sizes = tuple(a.size for a in self._iter_dims)
         return KernelProgram("compute", name, sizes, tuple(self.nodes), {}, loc)
 
-    def numbers(self, atoms: Iterable[Atom]) -> tuple[int, ...]:
-        """Sorted numbers of atoms, which get one if they are new."""
-        return tuple(sorted(self._atoms.setdefault(a, len(self._atoms)) for a in atoms))
+    def numbers(self, iter_dims: Iterable[IterDim]) -> tuple[int, ...]:
+        """Sorted numbers of iter dims, which get one if they are new."""
+        return tuple(sorted(self._iter_dims.setdefault(a, len(self._iter_dims)) for a in iter_dims))
 
-    def atoms_of(self, node: int) -> set[Atom]:
-        """Atoms a node's value spans."""
+    def iter_dims_of(self, node: int) -> set[IterDim]:
+        """Iter dims a node's value spans."""
         return set(self._spans[node])
 
     def node(
         self,
         op: str,
         inputs: Sequence[int],
-        atoms: Iterable[Atom],
+        iter_dims: Iterable[IterDim],
         dtype: DType,
         attrs: Attrs = NONE,
     ) -> int:
         """Append a node, or find the equal one."""
-        span = frozenset(atoms)
+        span = frozenset(iter_dims)
         key = (op, tuple(inputs), span, dtype, repr(sorted(attrs.items())))
         if key not in self._memo:
             self.nodes.append(Node(op, tuple(inputs), self.numbers(span), dtype, dict(attrs)))
@@ -126,15 +126,17 @@ class Emitter:
     def load(
         self, value: Value, labels: Labels, everywhere: bool = False, place: Place | None = None
     ) -> int:
-        """A load of `value`; `everywhere` makes it span atoms it is only repeated along, `place` is
-        a part of it to load.
+        """A load of `value`; `everywhere` makes it span iter dims it is only repeated along,
+        `place` is a part of it to load.
         """
         place = place or self.storage.place(value)
         view = self.view(place, labels, value)
         bounds = tuple(self._bound(c, labels, value) for c in place.bounds)
         moving = [view.strides, *(b.strides for b in bounds)]
         span = {
-            a for a in all_leaves(labels) if everywhere or any(s[self._atoms[a]] for s in moving)
+            a
+            for a in all_leaves(labels)
+            if everywhere or any(s[self._iter_dims[a]] for s in moving)
         }
         attrs = {"view": view} | ({"bounds": bounds} if bounds else {})
         number = self.node("load", (), span, self.storage.tensors[view.tensor].dtype, attrs)
@@ -145,7 +147,7 @@ class Emitter:
     def view(self, place: Place, labels: Labels, value: Value) -> View:
         """`place` in the index space of the kernel.
 
-        Raises NeedsCopyError when pieces and atoms do not divide.
+        Raises NeedsCopyError when pieces and iter dims do not divide.
         """
         return View(place.tensor, place.layout.offset, self._strides(place.layout, labels, value))
 
@@ -155,18 +157,18 @@ class Emitter:
         return Bound(where.offset.const, coordinate.size, coordinate.unit, strides)
 
     def _strides(self, layout: Layout, labels: Labels, value: Value) -> tuple[int, ...]:
-        """Step per atom of the kernel. Raises NeedsCopyError when pieces and atoms do not
+        """Step per iter dim of the kernel. Raises NeedsCopyError when pieces and iter dims do not
         divide.
         """
-        pairs: list[tuple[Atom, int]] = []
+        pairs: list[tuple[IterDim, int]] = []
         for label, pieces in zip(labels, layout.dims, strict=True):
             if not align(label, pieces):
                 raise self.storage.dense_copy_of(value)
             pairs += strides_of(label, pieces)
         self.numbers(a for a, _ in pairs)
-        strides = [0] * len(self._atoms)
-        for atom, stride in pairs:
-            strides[self._atoms[atom]] += stride
+        strides = [0] * len(self._iter_dims)
+        for iter_dim, stride in pairs:
+            strides[self._iter_dims[iter_dim]] += stride
         return tuple(strides)
 
     def _store(self, task: Task) -> None:
@@ -229,16 +231,16 @@ def _apart(first: Task, second: Task) -> bool:
 
 
 def _same_points(a: View, b: View) -> bool:
-    steps = zip_longest(a.strides, b.strides, fillvalue=0)  # later views know of more atoms
+    steps = zip_longest(a.strides, b.strides, fillvalue=0)  # later views know of more iter dims
     return a.offset == b.offset and all(x == y for x, y in steps)
 
 
-def _ordered_atoms(space: Space) -> list[Atom]:
-    """Atoms of the largest result first, in its order, so that whole arrays stay close to memory
-    order.
+def _ordered_iter_dims(space: Space) -> list[IterDim]:
+    """Iter dims of the largest result first, in its order, so that whole arrays stay close to
+    memory order.
     """
     ranked = sorted(space.tasks, key=lambda t: -t.result.type.num_elements)
-    found: dict[Atom, None] = {}
+    found: dict[IterDim, None] = {}
     for task in ranked:
         found.update(dict.fromkeys(all_leaves(space.results[task.result])))
     for task in ranked:

@@ -55,7 +55,7 @@ class _Widener:
 
     def __init__(self, program: KernelProgram) -> None:
         self.nodes = program.nodes
-        self.sizes = program.atoms
+        self.sizes = program.iter_dims
         rounding: list[bool] = []
         for node in self.nodes:
             rounding.append(self._rounds(node, rounding))
@@ -99,7 +99,7 @@ class _Widener:
     def _is_fast(self, number: int) -> bool:
         """Whether Vector takes a node at twice the rate because all its types are bf16."""
         node = self.nodes[number]
-        if math.prod(self.sizes[a] for a in node.atoms) <= _SHORT_TILE or self.wide[number]:
+        if math.prod(self.sizes[a] for a in node.iter_dims) <= _SHORT_TILE or self.wide[number]:
             return False
         if node.op not in _FAST_IN_BF16 or node.dtype is not DType.BF16:
             return False
@@ -127,7 +127,7 @@ class _Widener:
             return now
         if number not in self._rounded:
             old = self.nodes[number]
-            self._rounded[number] = self._add(Node("convert", (now,), old.atoms, old.dtype))
+            self._rounded[number] = self._add(Node("convert", (now,), old.iter_dims, old.dtype))
         return self._rounded[number]
 
     def _add(self, node: Node) -> int:

@@ -1,8 +1,8 @@
 """Values made of constants, counts and registers alone, re-made inside every kernel that uses them.
 
 A mask or a table of positions never crosses HBM. The value is built top down for the labels of its
-use: a count becomes one iota node per atom of its dim, a slice shifts the count, a broadcast drops
-atoms.
+use: a count becomes one iota node per iter dim of its dim, a slice shifts the count, a broadcast
+drops iter dims.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ def count(
     parts: list[int] = []
     told = within((0, size - 1), dtype) if start.terms and size else None
     known = {} if told is None else {"low": told[0], "high": told[1]}
-    for atom in reversed(leaves(label)):
-        (number,) = emitter.numbers((atom,))
+    for iter_dim in reversed(leaves(label)):
+        (number,) = emitter.numbers((iter_dim,))
         attrs = {"atom": number, "start": start, "step": step, **known}
-        parts.append(emitter.node("iota", (), (atom,), dtype, attrs))
-        start, step, known = ZERO, step * atom.size, {}
+        parts.append(emitter.node("iota", (), (iter_dim,), dtype, attrs))
+        start, step, known = ZERO, step * iter_dim.size, {}
     if not parts:
         return emitter.node("register", (), (), dtype, {"value": start, **known})
     return reduce(lambda total, part: emitter.pointwise("add", (total, part), dtype), parts)
@@ -154,11 +154,11 @@ def _slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurren
 def _reverse(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
     """From the last position backwards."""
     shape = op.result.type.shape
-    turned = [
+    flipped = [
         (begin * -1 + (shape[d] - 1), -step) if d in op.attrs.dims else (begin, step)
         for d, (begin, step) in enumerate(origin)
     ]
-    return op.operands[0], labels, tuple(turned)
+    return op.operands[0], labels, tuple(flipped)
 
 
 def _dynamic_slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:

@@ -31,7 +31,7 @@ from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.remake import Copied, cost
-from shardwright.compiler.lower.rewrites import HALVED, LOWERING, MADE_ONCE, REMADE, TURNED_LATE
+from shardwright.compiler.lower.rewrites import HALVED, LOWERING, MADE_ONCE, REMADE, SINK_TRANSPOSES
 from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import Budget, Rule
 from shardwright.compiler.lower.storage import Storage
@@ -137,7 +137,7 @@ def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
     """What roads begin with: forms of the graph, and phases in both orders, since which operators
     share a kernel with a contraction depends on who asks first.
     """
-    for graph in (first.graph, TURNED_LATE(first.graph)):
+    for graph in (first.graph, SINK_TRANSPOSES(first.graph)):
         if graph is not None:
             yield first.anew(graph=graph)
             yield first.anew(graph=graph, row_first=True)
@@ -198,7 +198,7 @@ def _prompt(found: Settled, oracle: CostOracle) -> Settled:
 
 def _halved(found: Settled, oracle: CostOracle) -> Settled:
     """The function with every row kernel in two that is faster so, though it computes twice what
-    both halves read: a kernel of forward and backward attention holds all panels of both.
+    both halves read: a kernel of forward and backward attention holds all packed tiles of both.
     """
     done: set[frozenset[Value]] = set()
     while True:

@@ -1,9 +1,9 @@
 """Index-space labels: which independent index every dim of a value walks.
 
-A label is, per dim, a tuple of atoms from major to minor; a dim of size 1 has the empty label.
-Atoms form a union-find: `unify` makes two dims walk the same index and splits the larger atom where
-sizes divide, so reshapes need no pattern. Labels are made per kernel and per use, never for a whole
-graph: through contractions, unrelated indices would merge.
+A label is, per dim, a tuple of iter dims from major to minor; a dim of size 1 has the empty label.
+Iter dims form a union-find: `unify` makes two dims walk the same index and splits the larger iter
+dim where sizes divide, so reshapes need no pattern. Labels are made per kernel and per use, never
+for a whole graph: through contractions, unrelated indices would merge.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from itertools import chain
 from shardwright.compiler.ir.facts import dim_map
 from shardwright.compiler.ir.types import Op
 
-Label = tuple["Atom", ...]
+Label = tuple["IterDim", ...]
 Labels = tuple[Label, ...]
 
 
-class Atom:
+class IterDim:
     """One independent index with a size; either a root, united with another, or split in (major,
     minor).
     """
@@ -28,24 +28,24 @@ class Atom:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.parent: Atom | None = None
-        self.parts: tuple[Atom, Atom] | None = None
+        self.parent: IterDim | None = None
+        self.parts: tuple[IterDim, IterDim] | None = None
 
-    def split(self, minor_size: int) -> tuple[Atom, Atom]:
+    def split(self, minor_size: int) -> tuple[IterDim, IterDim]:
         """Split a root into (major, minor); `minor_size` must divide."""
         assert self.parent is None and self.parts is None and self.size % minor_size == 0
-        self.parts = (Atom(self.size // minor_size), Atom(minor_size))
+        self.parts = (IterDim(self.size // minor_size), IterDim(minor_size))
         return self.parts
 
 
 def fresh(shape: Sequence[int]) -> Labels:
-    """New atoms for every dim of `shape`."""
-    return tuple((Atom(n),) if n != 1 else () for n in shape)
+    """New iter dims for every dim of `shape`."""
+    return tuple((IterDim(n),) if n != 1 else () for n in shape)
 
 
 def behind(op: Op, labels: Labels) -> Labels | None:
-    """Labels of a view of what has `labels`: dims along which it repeats get fresh atoms. None for
-    a reshape where sizes do not divide.
+    """Labels of a view of what has `labels`: dims along which it repeats get fresh iter dims. None
+    for a reshape where sizes do not divide.
     """
     shape, walked = op.result.type.shape, dim_map(op)
     if walked is None:
@@ -54,11 +54,11 @@ def behind(op: Op, labels: Labels) -> Labels | None:
     return tuple(fresh((n,))[0] if d is None else labels[d] for d, n in pairs)
 
 
-def leaves(label: Iterable[Atom]) -> list[Atom]:
-    """The root atoms `label` stands for now, major to minor."""
-    found: list[Atom] = []
-    for atom in label:
-        root = atom if atom.parent is None else find(atom)
+def leaves(label: Iterable[IterDim]) -> list[IterDim]:
+    """The root iter dims `label` stands for now, major to minor."""
+    found: list[IterDim] = []
+    for iter_dim in label:
+        root = iter_dim if iter_dim.parent is None else find(iter_dim)
         if root.parts is None:
             found.append(root)
         else:
@@ -66,27 +66,27 @@ def leaves(label: Iterable[Atom]) -> list[Atom]:
     return found
 
 
-def find(atom: Atom) -> Atom:
-    """The representative of an atom's set, with path compression."""
-    root = atom
+def find(iter_dim: IterDim) -> IterDim:
+    """The representative of an iter dim's set, with path compression."""
+    root = iter_dim
     while root.parent is not None:
         root = root.parent
-    while atom is not root:
-        atom.parent, atom = root, atom.parent or root
+    while iter_dim is not root:
+        iter_dim.parent, iter_dim = root, iter_dim.parent or root
     return root
 
 
-def all_leaves(labels: Labels) -> list[Atom]:
-    """The root atoms of all dims, in order."""
+def all_leaves(labels: Labels) -> list[IterDim]:
+    """The root iter dims of all dims, in order."""
     return leaves(chain.from_iterable(labels))
 
 
 def distinct(labels: Labels) -> bool:
-    """False when two dims walk the same atom, which would mean that independent indices were
+    """False when two dims walk the same iter dim, which would mean that independent indices were
     merged.
     """
-    atoms = all_leaves(labels)
-    return len(set(atoms)) == len(atoms)
+    iter_dims = all_leaves(labels)
+    return len(set(iter_dims)) == len(iter_dims)
 
 
 def unify(a: Label, b: Label) -> bool:
@@ -108,14 +108,14 @@ def unify(a: Label, b: Label) -> bool:
     return not left and not right
 
 
-def _pop(stack: list[Atom]) -> Atom:
-    """The minor-most leaf; an atom that was split meanwhile puts its major parts back."""
+def _pop(stack: list[IterDim]) -> IterDim:
+    """The minor-most leaf; an iter dim that was split meanwhile puts its major parts back."""
     *major, minor = leaves((stack.pop(),))
     stack.extend(major)
     return minor
 
 
-def _unify_minor(large: Atom, small: Atom, stack: list[Atom]) -> bool:
+def _unify_minor(large: IterDim, small: IterDim, stack: list[IterDim]) -> bool:
     """Unite `small` with the minor part of `large`; the major part goes back to the stack."""
     if large.size % small.size:
         return False
@@ -131,8 +131,8 @@ def unify_all(a: Labels, b: Labels) -> bool:
 
 
 def regroup(labels: Labels, shape: Sequence[int]) -> Labels | None:
-    """Labels of a row-major reshape to `shape`, splitting atoms as needed; None when sizes do not
-    divide.
+    """Labels of a row-major reshape to `shape`, splitting iter dims as needed; None when sizes do
+    not divide.
     """
     made = fresh(shape)
     if not unify(tuple(chain.from_iterable(made)), tuple(chain.from_iterable(labels))):
@@ -140,6 +140,6 @@ def regroup(labels: Labels, shape: Sequence[int]) -> Labels | None:
     return tuple(tuple(leaves(label)) for label in made)
 
 
-def extent(atoms: Iterable[Atom]) -> int:
+def extent(iter_dims: Iterable[IterDim]) -> int:
     """Number of points of an index space."""
-    return math.prod(a.size for a in atoms)
+    return math.prod(a.size for a in iter_dims)

@@ -26,8 +26,8 @@ def _emit(emitter: Emitter, task: Task) -> int:
     source = emitter.operand(task, 0)
     labels = emitter.space.operand(task, 0)
     attrs, dtype = task.op.attrs, task.result.type.dtype
-    over = [atom for d in attrs.dims for atom in leaves(labels[d])]
-    spanned = emitter.atoms_of(source)
+    over = [a for d in attrs.dims for a in leaves(labels[d])]
+    spanned = emitter.iter_dims_of(source)
     inside = [a for a in over if a in spanned]
     if inside:
         numbers = {"kind": attrs.kind, "over": emitter.numbers(inside)}

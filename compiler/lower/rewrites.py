@@ -14,7 +14,7 @@ from shardwright.compiler.lower.narrow import NARROW as WIDE_INTEGERS
 from shardwright.compiler.lower.narrow import narrow
 from shardwright.compiler.lower.registry import maker_of
 from shardwright.compiler.lower.remake import halved, remade
-from shardwright.compiler.lower.turn_late import turned_late
+from shardwright.compiler.lower.sink_transposes import sink_transposes
 from shardwright.compiler.lower.windows import expand_windows
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.compiler.rewriting.specs import (
@@ -70,9 +70,9 @@ LANDED = Rewrite(
 
 LOWERING: tuple[Rewrite[Graph, ..., Graph], ...] = (WINDOWS, NARROW, EXPAND, CANONICAL, LANDED)
 
-TURNED_LATE = Rewrite(
-    "turned_late",
-    turned_late,
+SINK_TRANSPOSES = Rewrite(
+    "sink_transposes",
+    sink_transposes,
     "another form: values are converted before they are transposed, once to a type",
     keeps=(LOOP_FREE,),
 )

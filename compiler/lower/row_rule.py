@@ -2,9 +2,9 @@
 
 A row kernel walks 128 rows of one index (the row index) at a time. Every value of it has one of
 three roles: a row value walks the rows; a sum adds up the rows, or loops around them, and leaves
-the kernel, at most converted; a panel does not know the rows and stays on chip while they pass. A
-contraction takes rows and a panel to rows, or two row values to a sum. Nothing here knows what
-attention is.
+the kernel, at most converted; a packed tile does not know the rows and stays on chip while they
+pass. A contraction takes rows and a packed tile to rows, or two row values to a sum. Nothing here
+knows what attention is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import Atom, all_leaves
+from shardwright.compiler.lower.labels import IterDim, all_leaves
 from shardwright.compiler.lower.rule import Rule, crowded, most_alive, traffic
 from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.strip_rule import EPILOGUE
@@ -34,25 +34,25 @@ ACCUMULATOR_BYTES = 4  # sums over the rows are fp32
 # (our choice: the leanest form of `codegen/rows/plan.py`).
 SEGMENT, BAND = 512, 4
 
-ROW, SUM, PANEL = "row", "sum", "panel"
+ROW, SUM, PACKED = "row", "sum", "packed"
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Atoms that the result and the operands of a task walk."""
+    """Iter dims that the result and the operands of a task walk."""
 
     task: Task
-    result: frozenset[Atom]
-    operands: tuple[frozenset[Atom], ...]
+    result: frozenset[IterDim]
+    operands: tuple[frozenset[IterDim], ...]
 
     @property
-    def all(self) -> frozenset[Atom]:
-        """Atoms of the result and the operands."""
+    def all(self) -> frozenset[IterDim]:
+        """Iter dims of the result and the operands."""
         return self.result.union(*self.operands)
 
     @property
-    def summed(self) -> frozenset[Atom]:
-        """Atoms of the operands that the result does not walk."""
+    def summed(self) -> frozenset[IterDim]:
+        """Iter dims of the operands that the result does not walk."""
         return self.all - self.result
 
 
@@ -98,10 +98,10 @@ class RowRule(Rule):
         return Refusal("intensity", f"{ratio:.0f} flop per byte kept, limit {limit}")
 
     def _with_rows(
-        self, groups: Groups, space: Space, spans: Sequence[Spans], rows: Atom
+        self, groups: Groups, space: Space, spans: Sequence[Spans], rows: IterDim
     ) -> Refusal | None:
         """Why the kernel cannot walk `rows`."""
-        inner = frozenset[Atom]().union(*(_contracted(s, rows) for s in spans))
+        inner = frozenset[IterDim]().union(*(_contracted(s, rows) for s in spans))
         looped = _looped(spans, inner, rows)
         roles = {s.task.result: _role(s, rows, looped) for s in spans}
         members = {s.task.number for s in spans}
@@ -144,23 +144,23 @@ def _spans(space: Space, task: Task) -> Spans:
     return Spans(task, frozenset(all_leaves(space.results[task.result])), operands)
 
 
-def _candidates(spans: Sequence[Spans]) -> list[Atom]:
-    """Large atoms that all contractions walk, the largest first."""
+def _candidates(spans: Sequence[Spans]) -> list[IterDim]:
+    """Large iter dims that all contractions walk, the largest first."""
     shared = frozenset.intersection(*(one.all for one in spans if one.task.kind == CONTRACT))
     return sorted((a for a in shared if a.size >= MIN_ROWS), key=lambda a: -a.size)
 
 
-def _contracted(one: Spans, rows: Atom) -> frozenset[Atom]:
-    """Atoms that a contraction needs along the row: its columns, and what it sums but the rows."""
+def _contracted(one: Spans, rows: IterDim) -> frozenset[IterDim]:
+    """Iter dims of a contraction along the row: its columns, and what it sums but the rows."""
     if one.task.kind != CONTRACT:
         return frozenset()
     return _columns(one, rows) | (one.summed if rows in one.result else frozenset())
 
 
-def _looped(spans: Sequence[Spans], inner: frozenset[Atom], rows: Atom) -> frozenset[Atom]:
-    """Atoms that meet one of `inner` in a row value: they are loops around the rows."""
+def _looped(spans: Sequence[Spans], inner: frozenset[IterDim], rows: IterDim) -> frozenset[IterDim]:
+    """Iter dims that meet one of `inner` in a row value: they are loops around the rows."""
     walking = [s.result for s in spans if rows in s.result and s.result & inner]
-    return frozenset[Atom]().union(*walking) - inner - {rows}
+    return frozenset[IterDim]().union(*walking) - inner - {rows}
 
 
 def _may_follow(task: Task) -> bool:
@@ -168,21 +168,21 @@ def _may_follow(task: Task) -> bool:
     return task.op.name in EPILOGUE or is_sum(task.op)
 
 
-def _role(one: Spans, rows: Atom, looped: frozenset[Atom]) -> str:
+def _role(one: Spans, rows: IterDim, looped: frozenset[IterDim]) -> str:
     if rows in one.result:
         return SUM if is_sum(one.task.op) and one.summed & looped else ROW
-    return SUM if any(rows in operand for operand in one.operands) else PANEL
+    return SUM if any(rows in operand for operand in one.operands) else PACKED
 
 
 def _misfit(
-    groups: Groups, members: Collection[int], one: Spans, role: str, rows: Atom
+    groups: Groups, members: Collection[int], one: Spans, role: str, rows: IterDim
 ) -> str | None:
     """Why a task cannot play its role."""
     task = one.task
     if role == ROW:
         both = all(rows in operand for operand in one.operands)
         return "both operands walk the rows" if task.kind == CONTRACT and both else None
-    if role == PANEL:
+    if role == PACKED:
         if task.kind == CONTRACT or task.op.name in REDUCTIONS:
             return "does not walk the rows"
         stored = groups.is_stored(task, members)
@@ -194,37 +194,37 @@ def _misfit(
     return None if plain else "adds up all rows before they are used again"
 
 
-def _columns(one: Spans, rows: Atom) -> frozenset[Atom]:
-    """Atoms of a contraction that its moving side walks: free in the panel of a row contraction, or
-    in one operand of a sum. They are never looped one by one.
+def _columns(one: Spans, rows: IterDim) -> frozenset[IterDim]:
+    """Iter dims of a contraction that its moving side walks: free in the packed tile of a row
+    contraction, or in one operand of a sum. They are never looped one by one.
     """
     if one.task.kind != CONTRACT:
         return frozenset()
     lhs, rhs = one.operands
     if rows in one.result:
-        panel, other = (rhs, lhs) if rows in lhs else (lhs, rhs)
-        return (panel - other) & one.result
+        packed, other = (rhs, lhs) if rows in lhs else (lhs, rhs)
+        return (packed - other) & one.result
     return (lhs ^ rhs) & one.result
 
 
 class _Memory:
-    """Bytes per partition of a row kernel, as its leanest code needs them: panels, sums and
+    """Bytes per partition of a row kernel, as its leanest code needs them: packed tiles, sums and
     transposed rows once, everything else of a row as blocks of columns. Of a `long` index only a
     segment is on chip at a time.
     """
 
-    long: Atom | None = None
+    long: IterDim | None = None
 
     def __init__(
         self,
         body: Body,
         spans: Sequence[Spans],
         roles: dict[Value, str],
-        rows: Atom,
+        rows: IterDim,
     ) -> None:
         self.body, self.spans, self.roles, self.rows = body, spans, roles, rows
         walking = [s.all if roles[s.task.result] == SUM else s.result for s in spans]
-        columns = frozenset[Atom]().union(*(_columns(s, rows) for s in spans))
+        columns = frozenset[IterDim]().union(*(_columns(s, rows) for s in spans))
         self.parallel = frozenset.intersection(*[w for w in walking if rows in w]) - columns
 
     def peak(self) -> int:
@@ -234,11 +234,11 @@ class _Memory:
             kept |= self._kept(one)
         return sum(kept.values()) + self._blocks()
 
-    def streamed(self, atom: Atom) -> int:
-        """The same when `atom` is streamed: what comes with a segment is held twice, for the next
-        one, and a band of row tiles keeps what it carries from segment to segment.
+    def streamed(self, iter_dim: IterDim) -> int:
+        """The same when `iter_dim` is streamed: what comes with a segment is held twice, for the
+        next one, and a band of row tiles keeps what it carries from segment to segment.
         """
-        self.long = atom
+        self.long = iter_dim
         return self.peak()
 
     def _kept(self, one: Spans) -> dict[object, int]:
@@ -254,16 +254,16 @@ class _Memory:
         summed = frozenset.intersection(*one.operands) - one.result
         if task.kind == CONTRACT and self.long in summed:
             found["carried", task.result] = BAND * ACCUMULATOR_BYTES * self._points(one.result)
-        for value, atoms in zip(task.data, one.operands, strict=True):
-            base, size = self.body.base(value), value.type.dtype.bytes * self._places(atoms)
+        for value, iter_dims in zip(task.data, one.operands, strict=True):
+            base, size = self.body.base(value), value.type.dtype.bytes * self._places(iter_dims)
             if self.body.is_free(value):
                 continue
-            if task.kind == CONTRACT and self.rows in atoms:
-                found["transposed", base] = size * self._points(atoms)
+            if task.kind == CONTRACT and self.rows in iter_dims:
+                found["transposed", base] = size * self._points(iter_dims)
             elif task.kind == CONTRACT:
-                found[base, summed] = self._spread(atoms, size * self._points(atoms))
-            elif self.rows not in atoms:
-                found[base] = size * self._points(atoms)
+                found[base, summed] = self._spread(iter_dims, size * self._points(iter_dims))
+            elif self.rows not in iter_dims:
+                found[base] = size * self._points(iter_dims)
         return found
 
     def _blocks(self) -> int:
@@ -276,26 +276,26 @@ class _Memory:
                 {
                     self.body.base(value): 2
                     * value.type.dtype.bytes
-                    * min(BLOCK, self._points(atoms))
-                    for value, atoms in made
-                    if self.rows in atoms and not self.body.is_free(value)
+                    * min(BLOCK, self._points(iter_dims))
+                    for value, iter_dims in made
+                    if self.rows in iter_dims and not self.body.is_free(value)
                 }
             )
         return most_alive(steps, last)
 
-    def _places(self, atoms: Collection[Atom]) -> int:
+    def _places(self, iter_dims: Collection[IterDim]) -> int:
         """How often an operand is held."""
         if self.long is None:
             return 1
-        return 2 if self.long in atoms else BAND if self.rows in atoms else 1
+        return 2 if self.long in iter_dims else BAND if self.rows in iter_dims else 1
 
-    def _spread(self, atoms: Collection[Atom], num_bytes: int) -> int:
+    def _spread(self, iter_dims: Collection[IterDim], num_bytes: int) -> int:
         """A value without rows, spread over the partitions by its largest index."""
-        widest = max((a.size for a in atoms if a not in self.parallel), default=1)
+        widest = max((a.size for a in iter_dims if a not in self.parallel), default=1)
         return -(-num_bytes // min(PARTITIONS, widest))
 
-    def _points(self, atoms: Collection[Atom], whole: bool = False) -> int:
+    def _points(self, iter_dims: Collection[IterDim], whole: bool = False) -> int:
         """Points on chip of the indices along a row."""
-        mine = [a for a in atoms if a not in self.parallel and a is not self.rows]
+        mine = [a for a in iter_dims if a not in self.parallel and a is not self.rows]
         long = None if whole else self.long
         return math.prod(min(SEGMENT, a.size) if a is long else a.size for a in mine)

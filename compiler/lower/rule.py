@@ -23,7 +23,7 @@ class Budget:
     """Limits of kernels.
 
     `strip_bytes`: what the values of 128 rows of a strip kernel may take per partition;
-    `row_bytes`: the same for a kernel with contractions, panels and accumulators included.
+    `row_bytes`: the same for a kernel with contractions, packed tiles and accumulators included.
     """
 
     strip_bytes: int

@@ -52,8 +52,8 @@ class _Sorter:
     def _to_rows(self, value: Value) -> Value:
         """`value` as [rows, n]."""
         order = [d for d in range(value.type.rank) if d != self.op.attrs.dim]
-        turned = self.b.transpose(value, (*order, self.op.attrs.dim))
-        return self.b.reshape(turned, (self.rows, self.n))
+        transposed = self.b.transpose(value, (*order, self.op.attrs.dim))
+        return self.b.reshape(transposed, (self.rows, self.n))
 
     def _from_rows(self, value: Value) -> Value:
         """[rows, m] in the dims of the operands, m elements along the sorted one."""

@@ -1,8 +1,8 @@
 """The index space of one kernel: labels of its operands and results.
 
-Operands that come from memory share atoms when they are views of one tensor, so that a row read
-twice is one row; if that merges independent indices, every use gets atoms of its own. Values of the
-kernel pass through reshapes, transposes and broadcasts; a slice of one is a border.
+Operands that come from memory share iter dims when they are views of one tensor, so that a row read
+twice is one row; if that merges independent indices, every use gets iter dims of its own. Values of
+the kernel pass through reshapes, transposes and broadcasts; a slice of one is a border.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardwright.compiler.lower.task import WRITE, Task
 class Refusal:
     """Why tasks may not be one kernel.
 
-    `rule` is one of: cycle, kind, label, duplicated atom, rows, order, budget, streams, size,
+    `rule` is one of: cycle, kind, label, duplicated iter dim, rows, order, budget, streams, size,
     traffic, intensity, code, slower.
     """
 
@@ -53,7 +53,7 @@ class Space:
         for task in tasks:
             self.results[task.result] = registry.lowering_of(task.op.name).label(self, task)
         if not all(distinct(v) for v in (*self.results.values(), *self._operands.values())):
-            self.refuse("two dims of a value would walk one index", "duplicated atom")
+            self.refuse("two dims of a value would walk one index", "duplicated iteration dim")
 
     def refuse(self, why: str, rule: str = "label") -> NoReturn:
         """Give up on this set of tasks."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import Atom, Labels, all_leaves, extent
+from shardwright.compiler.lower.labels import IterDim, Labels, all_leaves, extent
 from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, most_alive
 from shardwright.compiler.lower.space import Refusal, Space, label
 from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
@@ -86,13 +86,13 @@ def _wanders(space: Space, tasks: Sequence[Task]) -> bool:
     """
     walked = [set(all_leaves(space.results[t.result])) for t in tasks]
     walked += [set(all_leaves(space.operand(t, k))) for t in tasks for k in range(len(t.data))]
-    most = max(extent(atoms) for atoms in walked)
+    most = max(extent(iter_dims) for iter_dims in walked)
     whole = extent(set().union(*walked))
     return whole > MAX_SPREAD * max(most, SMALL_POINTS)
 
 
-def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> set[Atom]:
-    """Atoms every value walks, or that only reductions whose result leaves the kernel remove."""
+def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> set[IterDim]:
+    """Iter dims that all walk, or that only reductions whose result leaves the kernel remove."""
     walked = []
     for task in tasks:
         span = set(all_leaves(space.results[task.result]))
@@ -102,7 +102,7 @@ def _parallel(space: Space, tasks: Sequence[Task], inner: Collection[int]) -> se
     return set.intersection(*walked)
 
 
-def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[Atom]) -> int:
+def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[IterDim]) -> int:
     """Largest sum of live row bytes per partition, loads included, while the tasks run in order."""
     body = space.body
     last: dict[Value, int] = {}
@@ -119,5 +119,5 @@ def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[Atom])
     return most_alive(steps, last)
 
 
-def _row_bytes(labels: Labels, parallel: Collection[Atom]) -> int:
+def _row_bytes(labels: Labels, parallel: Collection[IterDim]) -> int:
     return _ROW_BYTES * extent(a for a in all_leaves(labels) if a not in parallel)

@@ -16,7 +16,7 @@ from shardwright.compiler.ir.facts import dim_map
 from shardwright.compiler.ir.ops import ReverseAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.kernel import Affine
-from shardwright.compiler.lower.labels import Atom, Label, find, leaves, unify
+from shardwright.compiler.lower.labels import IterDim, Label, find, leaves, unify
 from shardwright.compiler.lower.task import Window
 
 Pieces = tuple[tuple[int, int], ...]
@@ -154,11 +154,11 @@ def _cut_major(pieces: Pieces, start: Affine, size: int) -> tuple[Affine, Pieces
 
 def _reverse(layout: Layout, attrs: ReverseAttrs) -> Layout:
     """From the last element, by negative strides."""
-    offset, turned = layout.offset, list(layout.dims)
+    offset, flipped = layout.offset, list(layout.dims)
     for d in attrs.dims:
         offset = offset + sum((size - 1) * stride for size, stride in layout.dims[d])
-        turned[d] = tuple((size, -stride) for size, stride in layout.dims[d])
-    return Layout(offset, tuple(turned))
+        flipped[d] = tuple((size, -stride) for size, stride in layout.dims[d])
+    return Layout(offset, tuple(flipped))
 
 
 def padded_windows(
@@ -234,18 +234,18 @@ def _size(pieces: Pieces) -> int:
 
 
 def align(label: Label, pieces: Pieces) -> bool:
-    """Split the atoms of a dim until each lies inside one piece; False when sizes do not divide."""
-    return unify(tuple(Atom(size) for size, _ in pieces if size > 1), label)
+    """Split iter dims of a dim until each is inside one piece; False when sizes do not divide."""
+    return unify(tuple(IterDim(size) for size, _ in pieces if size > 1), label)
 
 
-def strides_of(label: Label, pieces: Pieces) -> list[tuple[Atom, int]]:
-    """(atom, stride) of an aligned dim."""
+def strides_of(label: Label, pieces: Pieces) -> list[tuple[IterDim, int]]:
+    """(iter dim, stride) of an aligned dim."""
     stack, found = leaves(label), []
     for size, stride in reversed(pieces):
         while size > 1:
-            atom = find(stack.pop())
-            found.append((atom, stride))
-            stride *= atom.size
-            size //= atom.size
+            iter_dim = find(stack.pop())
+            found.append((iter_dim, stride))
+            stride *= iter_dim.size
+            size //= iter_dim.size
     assert not stack
     return found

@@ -133,7 +133,7 @@ def _diagonal(b: Site, rhs: Value, blocks: int) -> Value:
     groups, outputs, inputs, *taps = rhs.type.shape
     parts = b.reshape(rhs, (groups // blocks, blocks, outputs, inputs, *taps))
     rank = parts.type.rank
-    # Outputs innermost, as a contraction reads them without turning them around.
+    # Outputs innermost, as a contraction reads them without transposing them.
     parts = b.transpose(parts, (*range(4, rank), 0, 3, 1, 2))
     count = len(taps)
     shape = (*parts.type.shape[: count + 1], blocks, *parts.type.shape[count + 1 :])

@@ -244,8 +244,8 @@ def _repeats(value: Value, made: Mapping[Value, Op]) -> bool:
 
 
 def _has_short_rows(value: Value, made: Mapping[Value, Op]) -> bool:
-    """Whether rows of memory are short, but steps along the last dim far apart: a copy that turns
-    them moves what lies between two steps as a row.
+    """Whether rows of memory are short, but steps along the last dim far apart: a copy that
+    transposes them moves what lies between two steps as a row.
     """
     layout = _layout(value, made)
     if layout is None or min((s for _, s in layout.dims[-1]), default=1) < MIN_RUN:

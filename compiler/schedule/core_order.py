@@ -66,7 +66,7 @@ def _uses(kernels: Sequence[Kernel], tensors: Sequence[Tensor]) -> list[list[_Us
 def _touched(program: KernelProgram, tensors: Sequence[Tensor]) -> Iterator[_Use]:
     for node in program.nodes:
         if "view" in node.attrs:
-            yield _of_node(node, program.atoms, tensors)
+            yield _of_node(node, program.iter_dims, tensors)
     if program.kind == "register_load":
         yield _whole(tensors, program.attrs["view"].tensor, stores=False)
     for name in ("source", "target"):
@@ -74,12 +74,12 @@ def _touched(program: KernelProgram, tensors: Sequence[Tensor]) -> Iterator[_Use
             yield _whole(tensors, tensor_of(program.attrs[name]), stores=name == "target")
 
 
-def _of_node(node: Node, atoms: Sequence[int], tensors: Sequence[Tensor]) -> _Use:
+def _of_node(node: Node, iter_dims: Sequence[int], tensors: Sequence[Tensor]) -> _Use:
     view: View = node.attrs["view"]
     stores = node.op in STORES
     if view.offset.terms or node.op.endswith("_indexed") or "bounds" in node.attrs:
         return _whole(tensors, view.tensor, stores)
-    ends = reach(view.offset.const, zip(view.strides, atoms, strict=True))
+    ends = reach(view.offset.const, zip(view.strides, iter_dims, strict=True))
     return _Use(*bytes_of(tensors, view.tensor, *ends), stores)
 
 

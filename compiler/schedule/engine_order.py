@@ -167,16 +167,16 @@ def _pointwise(kernel: Kernel, root: Mapping[int, int]) -> set[int]:
         loads, stores = by_op.get("load", []), by_op.get("store", [])
         same = {(v.offset, v.strides) for v in (*loads, *stores)}
         in_place = set(by_op) == {"load", "store"} and len(loads) == 1 and len(same) == 1
-        if in_place and _is_injective(loads[0], kernel.program.atoms):
+        if in_place and _is_injective(loads[0], kernel.program.iter_dims):
             found.add(number)
     return found
 
 
-def _is_injective(view: View, atoms: Sequence[int]) -> bool:
+def _is_injective(view: View, iter_dims: Sequence[int]) -> bool:
     """Whether no two points of the index space share an element (sufficient test)."""
     reach = 0
     for stride, size in sorted(
-        (abs(s), n) for s, n in zip(view.strides, atoms, strict=True) if n > 1
+        (abs(s), n) for s, n in zip(view.strides, iter_dims, strict=True) if n > 1
     ):
         if stride <= reach:
             return False

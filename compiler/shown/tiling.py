@@ -1,7 +1,7 @@
 """Tiling as text: how the index space of every kernel is cut into what lies on chip at a time.
 
-Which loop walks along which atom is read off the code itself: a DMA inside of the loop moves on by
-so many steps of that atom in HBM.
+Which loop walks along which iter dim is read off the code itself: a DMA inside of the loop moves on
+by so many steps of that iter dim in HBM.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ _CHART = 32
 _HEAD = """\
 How every kernel is cut into tiles.
 
-An atom is an independent index of the kernel. A tile holds a block of it on chip, a loop walks over
-its blocks; an atom that is folded is that of a sum, a maximum or a product. `partitions` are the
-{partitions} lanes of SBUF and PSUM, `elements` lie behind each other on one. A tile with several
-slots rotates: one slot is filled while another is read. `in use` shows when, from the first to the
-last element of the body of its loop: tiles that are never in use together may share an address.
+An iteration dim is an independent index of the kernel. A tile holds a block of it on chip, a loop
+walks over its blocks; a folded one is that of a sum, a maximum or a product. `partitions`
+are the {partitions} lanes of SBUF and PSUM, `elements` lie behind each other on one. A tile with
+several slots rotates: one slot is filled while another is read. `in use` shows when, from the first
+to the last element of the body of its loop: tiles that are never in use together may share an
+address.
 
 Tiles are named after the operation that makes them. For products (tensor engine): `stationary` and
 `moving` are the operands, `rows` is loaded to be transposed, `turned` is transposed, `product` is
@@ -43,7 +44,7 @@ the sum in PSUM, `staged` waits to be stored.
 A nest is what one planner tiles: `strip` (elementwise and folds of rows), `contraction` (one
 product), `row` (several products, or folds beside them, as in attention), `windows` (convolutions),
 `copy`. The words of a tiling that was tried are the fields of its plan (ContractPlan, StripPlan,
-RowPlan in compiler/codegen); numbers in it are atoms of the kernel as it was normalised.
+RowPlan in compiler/codegen); numbers in it are iteration dims of the kernel as it was normalised.
 
 `op N` is the N-th op, from 0, of the function's graph before its passes. Times are on the nominal
 machine.
@@ -98,38 +99,38 @@ class _Tiled:
         self.walked = dict(self._walked())
 
     def lines(self) -> Iterator[str]:
-        """Atoms, tiles, loops."""
+        """Iter dims, tiles, loops."""
         yield from self._touched()
-        yield from self._atoms()
+        yield from self._iter_dims()
         yield from self._tiles()
         yield "  loops and what they hold:"
         yield from _loops(self.kernel.body, self.walked, 2)
 
     def _touched(self) -> Iterator[str]:
         """The tensors that the kernel reads and writes in HBM."""
-        for what, is_sink in (("reads", False), ("writes", True)):
-            nodes = [n for n in self.moving if (n.op in STORES) is is_sink]
+        for what, stores in (("reads", False), ("writes", True)):
+            nodes = [n for n in self.moving if (n.op in STORES) is stores]
             for number in dict.fromkeys(n.attrs["view"].tensor for n in nodes):
                 yield f"  {what:<6} tensor {number}: {tensor_text(self.tensors[number])}"
 
-    def _along(self, atom: int) -> str:
-        """The tensors that an atom walks along, and whether it is summed over."""
-        numbers = sorted({v.tensor for v in self.views if v.strides[atom]})
-        folded = any(atom in n.attrs.get("over", ()) for n in self.kernel.program.nodes)
+    def _along(self, iter_dim: int) -> str:
+        """The tensors that an iter dim walks along, and whether it is summed over."""
+        numbers = sorted({v.tensor for v in self.views if v.strides[iter_dim]})
+        folded = any(iter_dim in n.attrs.get("over", ()) for n in self.kernel.program.nodes)
         tensors = f" along {', '.join(f'tensor {n}' for n in numbers)}" if numbers else ""
         return f"{tensors}{', folded' if folded else ''}"
 
-    def _atoms(self) -> Iterator[str]:
-        yield "  atoms:"
-        for atom, size in enumerate(self.kernel.program.atoms):
+    def _iter_dims(self) -> Iterator[str]:
+        yield "  iteration dims:"
+        for iter_dim, size in enumerate(self.kernel.program.iter_dims):
             loops = [
                 f"loop r{loop.register}: {loop.trip} blocks of {block}"
                 for loop in _all_loops(self.kernel.body)
                 for found, block in (self.walked.get(loop.register, (-1, 0)),)
-                if found == atom
+                if found == iter_dim
             ]
             cut = "; ".join(dict.fromkeys(loops)) or "whole: no loop moves a DMA along it"
-            yield f"    atom {atom} of {size}{self._along(atom)}: {cut}"
+            yield f"    iteration dim {iter_dim} of {size}{self._along(iter_dim)}: {cut}"
 
     def _tiles(self) -> Iterator[str]:
         if not self.kernel.tiles:
@@ -165,25 +166,25 @@ class _Tiled:
         return f"{span_chart(life.first, life.last, len(body), _CHART)} of {where}"
 
     def _walked(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """(register, (atom, points per turn)) of the loops that move along one atom of HBM."""
-        atoms = self.kernel.program.atoms
+        """(register, (iter dim, points per turn)) of loops that move along one in HBM."""
+        iter_dims = self.kernel.program.iter_dims
         for loop in _all_loops(self.kernel.body):
-            moves = (m for i in walk(loop.body) for m in _moves(loop, i, self.views, atoms))
+            moves = (m for i in walk(loop.body) for m in _moves(loop, i, self.views, iter_dims))
             yield from ((loop.register, move) for move in islice(moves, 1))
 
 
 def _moves(
-    loop: Loop, instr: Instr, views: Sequence[View], atoms: Sequence[int]
+    loop: Loop, instr: Instr, views: Sequence[View], sizes: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """The (atom, block) that explain how far a turn of the loop moves a DMA in HBM."""
+    """The (iter dim, block) that explain how far a turn of the loop moves a DMA in HBM."""
     for pattern in (*instr.srcs, *instr.dsts):
         step = abs(dict(pattern.offset.terms).get(loop.register, 0))
         is_moved = pattern.space is Space.HBM and step
         for view in (v for v in views if is_moved and v.tensor == pattern.buffer):
-            for atom in sorted(range(len(atoms)), key=lambda a: -abs(view.strides[a])):
-                stride = abs(view.strides[atom])
-                if stride and step % stride == 0 and step // stride * loop.trip <= atoms[atom]:
-                    yield atom, step // stride
+            for iter_dim in sorted(range(len(sizes)), key=lambda a: -abs(view.strides[a])):
+                stride = abs(view.strides[iter_dim])
+                if stride and step % stride == 0 and step // stride * loop.trip <= sizes[iter_dim]:
+                    yield iter_dim, step // stride
 
 
 def _all_loops(body: Sequence[Instr | Loop]) -> Iterator[Loop]:
@@ -212,7 +213,11 @@ def _loops(
             continue
         yield from told()
         along = walked.get(item.register)
-        what = "along atom {} in blocks of {}".format(*along) if along else "over what is on chip"
+        what = (
+            "along iteration dim {} in blocks of {}".format(*along)
+            if along
+            else "over what is on chip"
+        )
         yield f"{pad}loop r{item.register}: {item.trip} turns {what}"
         yield from _loops(item.body, walked, depth + 1)
     yield from told()
@@ -224,7 +229,7 @@ def _searched(one: _Tiled, recipe: Recipe | None, options: CompileOptions) -> It
         return
     codes = Codes(one.kernel.program, one.tensors, one.target.name, 0, options)
     apart = ", loads in bytes of their own" if recipe.loads_apart else ""
-    beside = f", {recipe.ways} turns of the innermost loop side by side" if recipe.ways > 1 else ""
+    beside = f", innermost loops unrolled up to {recipe.unroll} times" if recipe.unroll > 1 else ""
     yield f"  search: up to {recipe.share:.0%} of SBUF{beside}{apart}"
     for choice in codes.choices(recipe):
         yield f"    {choice.kind} nest: tiling {choice.position} of {len(choice.tried)} tried"

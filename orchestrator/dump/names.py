@@ -33,7 +33,7 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "functions": {
             "fusion": "which operators share a kernel, what that saves, which merges were refused",
             "kernels": "what each kernel computes: the text of kernel programs",
-            "tiling": "TILING: atoms, tiles on chip, loops, and what they were chosen from",
+            "tiling": "TILING: iteration dims, tiles, loops, and what they were chosen from",
             "memory": "LIVENESS of tensors between kernels, and the scratch zone",
             "overlap": "OVERLAP: what every engine does when; collectives and what runs beside",
             "listing": "the code: every instruction with its waits and signals",

@@ -22,9 +22,9 @@ from shardwright.orchestrator.models.layers import TYPES
 
 
 def product_graph(
-    m: int, k: int, n: int, dtype: str, *, gelu: str = "", bias: str = "", turned: bool = False
+    m: int, k: int, n: int, dtype: str, *, gelu: str = "", bias: str = "", transposed: bool = False
 ) -> Graph:
-    """`x @ w`, with a bias and GELU where asked for. Shapes: x [m, k] ([k, m] when `turned`),
+    """`x @ w`, with a bias and GELU where asked for. Shapes: x [m, k] ([k, m] when `transposed`),
     w [k, n], bias [n].
 
     `bias` is empty, `added` or `spread`: spread over the rows by a product with ones, which makes
@@ -33,13 +33,13 @@ def product_graph(
     """
 
     def product(x: jax.Array, w: jax.Array, *biases: jax.Array) -> jax.Array:
-        y = jnp.einsum("km,kn->mn" if turned else "mk,kn->mn", x, w)
+        y = jnp.einsum("km,kn->mn" if transposed else "mk,kn->mn", x, w)
         for b in biases:
             y = y + b
         return _GELUS[gelu](y) if gelu else y
 
     depth = k + (bias == "spread")
-    x = (depth, m) if turned else (m, depth)
+    x = (depth, m) if transposed else (m, depth)
     shapes = [x, (depth, n), *([(n,)] if bias == "added" else [])]
     return _graph(product, *shapes, dtype=dtype)
 
@@ -64,13 +64,13 @@ def gelu_graph(m: int, n: int, dtype: str) -> Graph:
 
 
 def attention_graph(
-    positions: int, width: int, dtype: str, *, turned: bool = False, wide: bool = False
+    positions: int, width: int, dtype: str, *, transposed: bool = False, wide: bool = False
 ) -> Graph:
     """softmax(q k^T / sqrt(width)) v of one head, scores in fp32. Shapes: [positions, width], of
-    the operands [width, positions] when `turned`. `wide`: probabilities and values stay fp32, and
-    scores are not scaled.
+    the operands [width, positions] when `transposed`. `wide`: probabilities and values stay fp32,
+    and scores are not scaled.
     """
-    letters = ("et", "es", "es") if turned else ("te", "se", "se")
+    letters = ("et", "es", "es") if transposed else ("te", "se", "se")
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         scores = jnp.einsum(f"{letters[0]},{letters[1]}->ts", q, k).astype(jnp.float32)
@@ -79,7 +79,7 @@ def attention_graph(
         mixed = jnp.einsum(f"ts,{letters[2]}->te", weights.astype(kept), v.astype(kept))
         return mixed.astype(v.dtype)
 
-    each = (width, positions) if turned else (positions, width)
+    each = (width, positions) if transposed else (positions, width)
     return _graph(attention, each, each, each, dtype=dtype)
 
 

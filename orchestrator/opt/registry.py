@@ -94,7 +94,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
         ),
         "lowering": (
             *lowering.LOWERING,
-            lowering.TURNED_LATE,
+            lowering.SINK_TRANSPOSES,
             lowering.MADE_ONCE,
             lowering.REMADE,
             lowering.HALVED,

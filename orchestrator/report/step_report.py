@@ -79,8 +79,8 @@ def flops(kernel: KernelProgram) -> int:
     total = 0
     for node in kernel.nodes:
         if node.op == "contract":
-            spanned = {atom for source in node.inputs for atom in kernel.nodes[source].atoms}
-            total += 2 * math.prod(kernel.atoms[atom] for atom in spanned)
+            spanned = {a for source in node.inputs for a in kernel.nodes[source].iter_dims}
+            total += 2 * math.prod(kernel.iter_dims[a] for a in spanned)
     return total
 
 

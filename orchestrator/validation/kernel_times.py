@@ -26,7 +26,7 @@ class KernelSettings:
     source: str
     match: Mapping[str, str] = field(default_factory=dict)
     bias: str = ""
-    turned: bool = False
+    transposed: bool = False
     wide: bool = False
     operators: bool = False
 
@@ -56,7 +56,7 @@ class MeasuredKernel:
     attention: str = "flash"
     pool: int = 1
     bias: str = ""
-    turned: bool = False
+    transposed: bool = False
     wide: bool = False
 
 
@@ -83,7 +83,7 @@ def _attention(words: str, shape: str, dtype: str, known: KernelSettings) -> Mea
         form = "fused" if "three phases" in words else "unfused"
     sizes = _sizes(shape, "seq", "d_head")
     return MeasuredKernel(
-        "attention", sizes, dtype, attention=form, turned=known.turned, wide=known.wide
+        "attention", sizes, dtype, attention=form, transposed=known.transposed, wide=known.wide
     )
 
 
@@ -96,7 +96,7 @@ def _product(words: str, shape: str, dtype: str, known: KernelSettings) -> Measu
         ("operators" if known.operators else "function") if gelu else "",
         gelu and "baseline" in words,
         bias=known.bias,
-        turned=known.turned,
+        transposed=known.transposed,
     )
 
 
@@ -161,7 +161,7 @@ def _graphs(kernel: MeasuredKernel) -> list[Graph]:
 
     if kernel.kind == "attention":
         positions, width = kernel.sizes
-        how = {"turned": kernel.turned, "wide": kernel.wide}
+        how = {"transposed": kernel.transposed, "wide": kernel.wide}
         return [kernels.attention_graph(positions, width, kernel.dtype, **how)]
     if kernel.kind == "nearest":
         vectors, width, centres = kernel.sizes
@@ -174,7 +174,7 @@ def _graphs(kernel: MeasuredKernel) -> list[Graph]:
     gelu = "" if kernel.apart else kernel.gelu
     found = [
         kernels.product_graph(
-            m, k, n, kernel.dtype, gelu=gelu, bias=kernel.bias, turned=kernel.turned
+            m, k, n, kernel.dtype, gelu=gelu, bias=kernel.bias, transposed=kernel.transposed
         )
     ]
     return [*found, kernels.gelu_graph(m, n, kernel.dtype)] if kernel.apart else found

@@ -1,8 +1,8 @@
 """Loads and stores of a kernel that pick rows by an index value.
 
 Both work on one strided window: the leading axis runs over the legal rows, the others over the
-atoms the view moves along. Views that also move along atoms of the index are handled by explicit
-addresses.
+iter dims the view moves along. Views that also move along iter dims of the index are handled by
+explicit addresses.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from shardwright.collectives.values.execute import REDUCTIONS
 
 
-def split_atoms(
-    sizes: Sequence[int], strides: Sequence[int], atoms: Sequence[int], index: Sequence[int]
+def split_iter_dims(
+    sizes: Sequence[int], strides: Sequence[int], iter_dims: Sequence[int], index: Sequence[int]
 ) -> bool:
-    """True when no atom of the index moves the view, so that rows can be picked as whole slices."""
-    return all(strides[a] == 0 or sizes[a] == 1 for a in index if a in atoms)
+    """True when no iter dim of the index moves the view: rows can be picked as whole slices."""
+    return all(strides[a] == 0 or sizes[a] == 1 for a in index if a in iter_dims)
 
 
 def legal_rows(index: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray | None]:

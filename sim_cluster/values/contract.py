@@ -1,8 +1,8 @@
 """Contractions of a kernel as one batched matrix product.
 
-`plan_contract` sorts the atoms of both operands into batch, rows, columns and summed atoms once;
-the returned function only transposes, reshapes and calls `np.matmul`, which accumulates in the
-storage type (fp32 for all narrow floats).
+`plan_contract` sorts the iter dims of both operands into batch, rows, columns and summed iter dims
+once; the returned function only transposes, reshapes and calls `np.matmul`, which accumulates in
+the storage type (fp32 for all narrow floats).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def plan_contract(
 ) -> Contract:
     """A function (lhs, rhs) -> sum over `over` of lhs * rhs.
 
-    Shapes: operands and result have one axis per atom of `sizes`, size 1 where the value does not
-    span the atom; `lhs` and `rhs` name the atoms the operands span. Atoms of `over` that one
-    operand lacks are summed in the other first.
+    Shapes: operands and result have one axis per iter dim of `sizes`, size 1 where the value does
+    not span the iter dim; `lhs` and `rhs` name the iter dims the operands span. Iter dims of `over`
+    that one operand lacks are summed in the other first.
     """
     left, right, summed = set(lhs), set(rhs), set(over)
     shared = [a for a in range(len(sizes)) if a in left and a in right]
@@ -37,7 +37,8 @@ def plan_contract(
         tuple(sorted(right & summed - left)),
     )
     scale = math.prod(sizes[a] for a in summed - left - right)
-    # The operand with the earlier atom gives the rows, so that the result comes out in atom order.
+    # The operand with the earlier iter dim gives the rows, so that the result comes out in iter dim
+    # order.
     swap = bool(columns) and (not rows or columns[0] < rows[0])
     if swap:
         rows, columns, only_left, only_right = columns, rows, only_right, only_left
@@ -65,13 +66,13 @@ def _product(
 ) -> Contract:
     """The batched product with all shapes worked out."""
 
-    def count(atoms: Sequence[int]) -> int:
-        return math.prod(sizes[a] for a in atoms)
+    def count(iter_dims: Sequence[int]) -> int:
+        return math.prod(sizes[a] for a in iter_dims)
 
     rest = [a for a in range(len(sizes)) if a not in {*batch, *rows, *columns, *inner}]
     left_axes = (*batch, *rows, *inner, *columns, *rest)
     right_axes = (*batch, *inner, *columns, *rows, *rest)
-    # Batch atoms stay separate axes: merging those of a transposed view would copy it.
+    # Batch iter dims stay separate axes: merging those of a transposed view would copy it.
     outer = tuple(sizes[a] for a in batch)
     left_shape = (*outer, count(rows), count(inner))
     right_shape = (*outer, count(inner), count(columns))

@@ -54,8 +54,8 @@ def kernel_bytes(program: KernelProgram) -> int:
 def _array_bytes(node: Node, program: KernelProgram) -> int:
     if (not node.inputs or node.op in STORES) and "bounds" not in node.attrs:
         return 0  # its array takes no memory of its own, or only that of a tensor
-    inputs = [program.nodes[i].atoms for i in node.inputs]
-    together = {a for atoms in inputs for a in atoms}
-    arrays: list[Sequence[int]] = [node.atoms]
+    inputs = [program.nodes[i].iter_dims for i in node.inputs]
+    together = {a for iter_dims in inputs for a in iter_dims}
+    arrays: list[Sequence[int]] = [node.iter_dims]
     arrays += inputs if node.op == "contract" else [sorted(together)]
-    return _ITEM * max(math.prod(program.atoms[a] for a in atoms) for atoms in arrays)
+    return _ITEM * max(math.prod(program.iter_dims[a] for a in iter_dims) for iter_dims in arrays)

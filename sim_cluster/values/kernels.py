@@ -1,4 +1,4 @@
-"""L1: a kernel as whole-array NumPy, one axis per atom.
+"""L1: a kernel as whole-array NumPy, one axis per iter dim.
 
 `prepare` turns a `KernelProgram` into a callable once: shapes, strides, functions and lifetimes are
 worked out there, and a call only computes offsets from registers. Loads are views where the type
@@ -23,7 +23,7 @@ from shardwright.sim_cluster.instructions.indexed import (
     PUT_ROWS,
     grid,
     legal_rows,
-    split_atoms,
+    split_iter_dims,
     window,
 )
 from shardwright.sim_cluster.values import elementwise as ew
@@ -136,7 +136,7 @@ class _Planner:
         self.draws = draws
         self.dtypes = dtypes
         # a kernel of scalars gets one axis, so that values stay arrays
-        self.sizes = program.atoms or (1,)
+        self.sizes = program.iter_dims or (1,)
         self.values: list[_Value] = []
         self.num_stores = sum(node.op in STORES for node in program.nodes)
         self.order = sorted(range(len(program.nodes)), key=lambda n: program.nodes[n].op in STORES)
@@ -164,7 +164,7 @@ class _Planner:
         step, owned = build(self, number, node)
         if self.draws is not None and node.op not in EXACT:
             step = self._drawn(node, step, self.draws)
-        self.values.append(_Value(self.shape(node.atoms), node.dtype, owned))
+        self.values.append(_Value(self.shape(node.iter_dims), node.dtype, owned))
         return step
 
     def _drawn(self, node: Node, step: Step, draws: Draws) -> Step:
@@ -192,20 +192,22 @@ class _Planner:
             return None
         lhs, rhs = node.inputs
         nodes, held = self.program.nodes, ew.storage(node.dtype)
-        contract = plan_contract(self.sizes, nodes[lhs].atoms, nodes[rhs].atoms, node.attrs["over"])
+        contract = plan_contract(
+            self.sizes, nodes[lhs].iter_dims, nodes[rhs].iter_dims, node.attrs["over"]
+        )
         return lambda values, arrays, registers: contract(
             np.abs(values[lhs]).astype(held), np.abs(values[rhs]).astype(held)
         )
 
-    def shape(self, atoms: Sequence[int]) -> tuple[int, ...]:
-        """Shape of a value that spans `atoms`."""
-        spanned = set(atoms)
+    def shape(self, iter_dims: Sequence[int]) -> tuple[int, ...]:
+        """Shape of a value that spans `iter_dims`."""
+        spanned = set(iter_dims)
         return tuple(size if a in spanned else 1 for a, size in enumerate(self.sizes))
 
-    def strides(self, view: View, atoms: Sequence[int], item: int = 1) -> tuple[int, ...]:
+    def strides(self, view: View, iter_dims: Sequence[int], item: int = 1) -> tuple[int, ...]:
         """Strides of a view per axis, in elements, or bytes of an `item`; 0 where the value does
-        not span the atom."""
-        spanned = set(atoms)
+        not span the iter dim."""
+        spanned = set(iter_dims)
         return tuple(view.strides[a] * item if a in spanned else 0 for a in range(len(self.sizes)))
 
     def _load(self, number: int, node: Node) -> tuple[Step, bool]:
@@ -216,9 +218,9 @@ class _Planner:
         stored, held = dtype.numpy, ew.storage(node.dtype)
         offset, strides = (
             affine(view.offset, dtype.bytes),
-            self.strides(view, node.atoms, dtype.bytes),
+            self.strides(view, node.iter_dims, dtype.bytes),
         )
-        shape, converts = self.shape(node.atoms), held != stored
+        shape, converts = self.shape(node.iter_dims), held != stored
         copies = self._is_stored_directly(number)
 
         def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
@@ -238,9 +240,9 @@ class _Planner:
         reaches = [_reach(b, self.sizes, len(bounds) - i - 1) for i, b in enumerate(bounds)]
         offset = affine(view.offset + -sum(r.start * r.unit for r in reaches), item)
         bounded = {a for r in reaches for a in r.steps}
-        shape = self.shape(node.atoms)
+        shape = self.shape(node.iter_dims)
         still = [1 if a in bounded else n for a, n in enumerate(shape)]
-        moving = self.strides(view, node.atoms, item)
+        moving = self.strides(view, node.iter_dims, item)
         strides = [0 if a in bounded else s for a, s in enumerate(moving)]
         whole = (*still, *(r.size for r in reaches))
         steps = (*strides, *(r.unit * item for r in reaches))
@@ -252,8 +254,8 @@ class _Planner:
             found = list(padded.strides[: len(shape)])
             for r, step in zip(reaches, padded.strides[len(shape) :], strict=True):
                 padded = padded[r.place()]
-                for atom, coefficient in r.steps.items():
-                    found[atom] = coefficient * step
+                for iter_dim, coefficient in r.steps.items():
+                    found[iter_dim] = coefficient * step
             return strided(padded, shape, found).astype(held)
 
         return load
@@ -268,12 +270,12 @@ class _Planner:
         view: View = node.attrs["view"]
         index, *tests = node.inputs
         note = self._counter(tests)
-        index_atoms = self.program.nodes[index].atoms
+        index_iter_dims = self.program.nodes[index].iter_dims
         rows, row_stride = node.attrs["rows"], node.attrs["stride"]
         fill = node.attrs.get("mode", "clamp") == "fill"
-        offset, strides = affine(view.offset), self.strides(view, node.atoms)
-        shape, dtype = self.shape(node.atoms), node.dtype
-        pick = self._row_picker(node, index_atoms, row_stride, rows)
+        offset, strides = affine(view.offset), self.strides(view, node.iter_dims)
+        shape, dtype = self.shape(node.iter_dims), node.dtype
+        pick = self._row_picker(node, index_iter_dims, row_stride, rows)
         tensor = view.tensor
 
         def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
@@ -301,18 +303,20 @@ class _Planner:
         return note
 
     def _row_picker(
-        self, node: Node, index_atoms: Sequence[int], row_stride: int, rows: int
+        self, node: Node, index_iter_dims: Sequence[int], row_stride: int, rows: int
     ) -> Callable[[np.ndarray, int, tuple[int, ...], np.ndarray], np.ndarray]:
-        """Function (array, offset, strides, rows index) -> picked elements, one axis per atom."""
+        """Function (array, offset, strides, rows index) -> picked, an axis per iter dim."""
         sizes, rank = self.sizes, len(self.sizes)
-        along = [a for a in range(rank) if a in index_atoms]
-        others, rest = self._beside(along, node.atoms)
+        along = [a for a in range(rank) if a in index_iter_dims]
+        others, rest = self._beside(along, node.iter_dims)
         order = (*along, *others, *rest)
         back = tuple(order.index(a) for a in range(rank))
         ones = (1,) * len(rest)
         index_shape, other_shape = tuple(sizes[a] for a in along), tuple(sizes[a] for a in others)
-        whole_rows = split_atoms(sizes, node.attrs["view"].strides, node.atoms, index_atoms)
-        spanned = self.shape(node.atoms)
+        whole_rows = split_iter_dims(
+            sizes, node.attrs["view"].strides, node.iter_dims, index_iter_dims
+        )
+        spanned = self.shape(node.iter_dims)
 
         def pick(
             array: np.ndarray, offset: int, strides: tuple[int, ...], where: np.ndarray
@@ -331,21 +335,23 @@ class _Planner:
 
         return pick
 
-    def _beside(self, along: Sequence[int], atoms: Collection[int]) -> tuple[list[int], list[int]]:
-        """Of the atoms that are not `along` an index, those among `atoms`, and the rest."""
+    def _beside(
+        self, along: Sequence[int], iter_dims: Collection[int]
+    ) -> tuple[list[int], list[int]]:
+        """Of the iter dims that are not `along` an index, those among `iter_dims`, and the rest."""
         beside = [a for a in range(len(self.sizes)) if a not in along]
-        return [a for a in beside if a in atoms], [a for a in beside if a not in atoms]
+        return [a for a in beside if a in iter_dims], [a for a in beside if a not in iter_dims]
 
     def _constant(self, number: int, node: Node) -> tuple[Step, bool]:
         value = ew.rounded(
             np.asarray(node.attrs["value"]).astype(ew.storage(node.dtype)), node.dtype
         )
-        array = np.broadcast_to(value, self.shape(node.atoms))
+        array = np.broadcast_to(value, self.shape(node.iter_dims))
         return (lambda values, arrays, registers: array), False
 
     def _register(self, number: int, node: Node) -> tuple[Step, bool]:
         value, held = affine(node.attrs["value"]), ew.storage(node.dtype)
-        shape = self.shape(node.atoms)
+        shape = self.shape(node.iter_dims)
         return (
             lambda values, arrays, registers: np.broadcast_to(
                 np.asarray(value(registers)).astype(held), shape
@@ -353,10 +359,10 @@ class _Planner:
         ), False
 
     def _iota(self, number: int, node: Node) -> tuple[Step, bool]:
-        atom, start, dtype = node.attrs["atom"], affine(node.attrs["start"]), node.dtype
-        shape = self.shape(node.atoms)
-        ramp = (np.arange(self.sizes[atom], dtype=np.int64) * node.attrs["step"]).reshape(
-            self.shape((atom,))
+        iter_dim, start, dtype = node.attrs["atom"], affine(node.attrs["start"]), node.dtype
+        shape = self.shape(node.iter_dims)
+        ramp = (np.arange(self.sizes[iter_dim], dtype=np.int64) * node.attrs["step"]).reshape(
+            self.shape((iter_dim,))
         )
 
         def iota(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
@@ -377,7 +383,9 @@ class _Planner:
     def _contract(self, number: int, node: Node) -> tuple[Step, bool]:
         lhs, rhs = node.inputs
         nodes, dtype, held = self.program.nodes, node.dtype, ew.storage(node.dtype)
-        contract = plan_contract(self.sizes, nodes[lhs].atoms, nodes[rhs].atoms, node.attrs["over"])
+        contract = plan_contract(
+            self.sizes, nodes[lhs].iter_dims, nodes[rhs].iter_dims, node.attrs["over"]
+        )
 
         def run(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
             a, b = values[lhs].astype(held, copy=False), values[rhs].astype(held, copy=False)
@@ -418,15 +426,15 @@ class _Planner:
         return self._spread(step, node), self._is_full(node)
 
     def _is_full(self, node: Node) -> bool:
-        """True when broadcasting the inputs already gives the atoms of the node."""
-        spanned = {a for i in node.inputs for a in self.program.nodes[i].atoms}
-        return all(a in spanned or self.sizes[a] == 1 for a in node.atoms)
+        """True when broadcasting the inputs already gives the iter dims of the node."""
+        spanned = {a for i in node.inputs for a in self.program.nodes[i].iter_dims}
+        return all(a in spanned or self.sizes[a] == 1 for a in node.iter_dims)
 
     def _spread(self, step: Step, node: Node) -> Step:
-        """`step` broadcast to the node's atoms when its inputs span fewer."""
+        """`step` broadcast to the node's iter dims when its inputs span fewer."""
         if self._is_full(node):
             return step
-        shape = self.shape(node.atoms)
+        shape = self.shape(node.iter_dims)
         return lambda values, arrays, registers: np.broadcast_to(
             step(values, arrays, registers), shape
         )
@@ -434,7 +442,7 @@ class _Planner:
     def _reusable(self, number: int, node: Node) -> int:
         """An input whose memory the result may take: own, dead after this node, same shape and
         storage; else -1."""
-        shape, held = self.shape(node.atoms), ew.storage(node.dtype)
+        shape, held = self.shape(node.iter_dims), ew.storage(node.dtype)
         for i in node.inputs:
             value = self.values[i]
             fits = value.shape == shape and ew.storage(value.dtype) == held
@@ -446,10 +454,10 @@ class _Planner:
         view: View = node.attrs["view"]
         (source,) = node.inputs
         tensor, dtype = view.tensor, self.dtypes[view.tensor]
-        stored, shape = dtype.numpy, self.shape(node.atoms)
+        stored, shape = dtype.numpy, self.shape(node.iter_dims)
         offset, strides = (
             affine(view.offset, dtype.bytes),
-            self.strides(view, node.atoms, dtype.bytes),
+            self.strides(view, node.iter_dims, dtype.bytes),
         )
         rounds = dtype.is_narrow and self.program.nodes[source].dtype is not dtype
 
@@ -463,18 +471,18 @@ class _Planner:
         view: View = node.attrs["view"]
         source, index = node.inputs
         nodes, rank = self.program.nodes, len(self.sizes)
-        if not split_atoms(self.sizes, view.strides, node.atoms, nodes[index].atoms):
+        if not split_iter_dims(self.sizes, view.strides, node.iter_dims, nodes[index].iter_dims):
             raise SimulationError(
                 "SW_L1_KERNEL",
                 f"kernel {self.program.name}: store_indexed moves its view along the index",
             )
-        atoms = {*nodes[source].atoms, *nodes[index].atoms, *node.atoms}
-        picked = nodes[index].atoms
+        iter_dims = {*nodes[source].iter_dims, *nodes[index].iter_dims, *node.iter_dims}
+        picked = nodes[index].iter_dims
         along = [a for a in node.attrs.get("order", range(rank)) if a in picked]
-        others, rest = self._beside(along, atoms)
+        others, rest = self._beside(along, iter_dims)
         transposed = (*along, *others, *rest)
         put = PUT_ROWS[node.attrs["kind"]]
-        full = tuple(self.sizes[a] if a in atoms else 1 for a in range(rank))
+        full = tuple(self.sizes[a] if a in iter_dims else 1 for a in range(rank))
         other_shape = tuple(self.sizes[a] for a in others)
         strides, offset = tuple(view.strides[a] for a in others), affine(view.offset)
         rows, row_stride, tensor = node.attrs["rows"], node.attrs["stride"], view.tensor

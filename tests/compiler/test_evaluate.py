@@ -170,7 +170,7 @@ def test_a_nest_entered_in_the_same_state_is_evaluated_once_and_records_the_same
 
 
 def test_tokens_of_inner_loops_move_on_with_the_outer_one() -> None:
-    """Two panels are loaded, 10 ps each, as soon as their two places are free, and used, 20 ps
+    """Two tiles are loaded, 10 ps each, as soon as their two places are free, and used, 20 ps
     each; all is known 7 ps later. The first is used from 17 to 37 and the second to 57: places are
     free at 44 and 64, and a turn of 10 + 7 + 20 + 7 ps later again. After ten turns the second is
     free at 64 + 9 * 44 = 460, when what needs both begins.

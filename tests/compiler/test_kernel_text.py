@@ -85,7 +85,7 @@ def test_form() -> None:
     )
     assert assert_reads_back(program) == (
         'kernel compute "dot general" loc 3 {\n'
-        "  atoms [4, 8, 16]\n"
+        "  iter_dims [4, 8, 16]\n"
         "  %0 = load() {bounds=[bound{offset=-1, size=9, unit=72, strides=[0, 1, 0]}],"
         " view=tensor 0+8+-4*r3[16, 0, 1]} : bf16 over [0, 2]\n"
         "  %1 = iota() {atom=2, start=<7>, step=1} : i32 over [2]\n"

@@ -21,13 +21,13 @@ def mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
     return jnp.tanh(x @ up) @ down
 
 
-def turned(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+def transposed(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
     """With weights of (features out, features in), as PyTorch keeps them."""
     return jnp.tanh(x @ up.reshape(1024, 256).T) @ down
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("fn", [mlp, turned])
+@pytest.mark.parametrize("fn", [mlp, transposed])
 def test_the_quick_level_is_at_most_two_fifths_slower(fn, dtype: str) -> None:
     """Both products of `mlp` have code as one kernel, which takes 2,330 us; apart 32 in fp32, 20 in
     bf16.
@@ -79,8 +79,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def test_attention_computed_again_is_a_kernel_of_its_own() -> None:
-    """Forward and backward as one kernel would hold the panels of both; apart, both are faster and
-    scores are made once more. Values are those of JAX.
+    """Forward and backward as one kernel would hold the packed tiles of both; apart, both are
+    faster and scores are made once more. Values are those of JAX.
     """
     rng = np.random.default_rng(5)
     lengths = (256, KEYS, KEYS, 256)

@@ -67,9 +67,9 @@ def test_what_cannot_be_cut_stays_on_one_core() -> None:
 
 def copied(tensor: int, to: int, rows: range, name: str = "copy") -> Kernel:
     """`to[rows] = tensor[rows]` of 8 columns."""
-    offset, strides, atoms = Affine(8 * rows.start), (8, 1), (0, 1)
-    load = Node("load", (), atoms, DType.F32, {"view": View(tensor, offset, strides)})
-    store = Node("store", (0,), atoms, DType.F32, {"view": View(to, offset, strides)})
+    offset, strides, iter_dims = Affine(8 * rows.start), (8, 1), (0, 1)
+    load = Node("load", (), iter_dims, DType.F32, {"view": View(tensor, offset, strides)})
+    store = Node("store", (0,), iter_dims, DType.F32, {"view": View(to, offset, strides)})
     return Kernel(KernelProgram("compute", name, (len(rows), 8), (load, store)))
 
 
@@ -113,7 +113,7 @@ def test_every_kernel_is_on_core_zero_and_copies_of_it_nowhere() -> None:
     for function in two.program.functions:
         for mine, other in zip(*function.subgraphs, strict=True):
             assert mine.program.kind == "compute"
-            points = [np.prod(k.program.atoms) for k in (mine, other) if k.program.atoms]
+            points = [np.prod(k.program.iter_dims) for k in (mine, other) if k.program.iter_dims]
             assert sum(points) == 512 * 512
 
 
@@ -141,9 +141,9 @@ def test_a_search_goes_on_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> No
     made, sketched = Counter[int](), list[float]()
     build, sketch = Codes._place, LogicalCore._first_fit_ps
 
-    def counted(codes: Codes, builder: Builder, ways: int) -> _Placed:
+    def counted(codes: Codes, builder: Builder, unroll: int) -> _Placed:
         made[id(codes)] += 1
-        return build(codes, builder, ways)
+        return build(codes, builder, unroll)
 
     def noted(core: LogicalCore, way: Way, tensors: Sequence[Tensor]) -> float:
         sketched.append(sketch(core, way, tensors))

@@ -102,9 +102,9 @@ def test_a_stack_whose_readers_round_is_short() -> None:
             return [inner.op("cosine", h), inner.dynamic_update_slice(stack, row, (i, zero, zero))]
 
         _, stack = b.loop(LAYERS, [x, b.full((LAYERS, *SHAPE), 0.0)], store)
-        turned = b.transpose(stack, (1, 0, 2))
-        square = b.convert(turned, BF16)
-        graph = b.finish(square, square if rounds else turned)
+        transposed = b.transpose(stack, (1, 0, 2))
+        square = b.convert(transposed, BF16)
+        graph = b.finish(square, square if rounds else transposed)
         found = short(graph)
         assert carried(found)[0][-1] == ("bf16" if rounds else "f32")
         assert same_bits(graph, found)
@@ -129,7 +129,7 @@ def test_a_barrier_passes_each_value_on_alone() -> None:
 STEPS = {
     "round": lambda b, v: rounded(b, v),
     "sine": lambda b, v: b.op("sine", v),
-    "turn": lambda b, v: b.transpose(v, (1, 0)),
+    "transposed": lambda b, v: b.transpose(v, (1, 0)),
     "there and back": lambda b, v: b.reshape(b.reshape(v, (12,)), v.type.shape),
     "cut": lambda b, v: b.pad(
         b.slice(v, (1, 0), v.type.shape), b.constant(0.5, F32), (1, 0), (0, 0)

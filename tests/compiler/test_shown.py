@@ -78,11 +78,11 @@ def rows(text: str, pattern: str) -> Iterator[re.Match[str]]:
     return iter(found)
 
 
-def test_blocks_of_loops_cover_their_atoms(shown: Shown) -> None:
+def test_blocks_of_loops_cover_their_iter_dims(shown: Shown) -> None:
     text = shown.texts["tiling"]
-    sizes = {int(m[1]) for m in rows(text, r"^    atom \d+ of (\d+)")}
+    sizes = {int(m[1]) for m in rows(text, r"^    iteration dim \d+ of (\d+)")}
     assert {256, 1024, 128} <= sizes
-    for match in rows(text, r"^    atom \d+ of (\d+).*: loop r\d+: (\d+) blocks of (\d+)"):
+    for match in rows(text, r"^    iteration dim \d+ of (\d+).*: loop r\d+: (\d+) blocks of (\d+)"):
         size, trip, block = map(int, match.groups())
         assert trip > 0 and block > 0 and trip * block <= size
     for match in rows(text, r"^  (SBUF|PSUM): ([\d.]+) KiB of ([\d.]+) KiB"):

@@ -8,7 +8,7 @@ from functools import partial
 from shardwright.compiler.attention.recogniser import find_attention
 from shardwright.compiler.codegen.domain import Space
 from shardwright.compiler.codegen.rows.bounds import reference
-from shardwright.compiler.codegen.rows.facts import exact
+from shardwright.compiler.codegen.rows.interval_analysis import exact
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.trip_count import known_scalar
@@ -138,7 +138,7 @@ func.func @main(%x: tensor<8xf32>, %y: tensor<8xi32>) -> ({scalars}) {{
 
 
 def space_of(m: Maker, last: int) -> Space:
-    m.store(last, m.nodes[last].atoms)
+    m.store(last, m.nodes[last].iter_dims)
     return normalise(m.program())
 
 
@@ -147,7 +147,7 @@ def test_counts_of_generators_and_masks_are_told_in_one_walk() -> None:
 
     def generator(rungs: int) -> Callable[[], object]:
         m = Maker((8, 8))
-        n = m.node("iota", atoms=(0,), dtype=U32, atom=0, start=START, step=1)
+        n = m.node("iota", iter_dims=(0,), dtype=U32, atom=0, start=START, step=1)
         for _ in range(rungs):
             n = m.node("add", n, m.node("multiply", n, m.const(3, U32)))
         bits = m.node("random_bits", n, m.const(7, U32), dtype=U32)
@@ -155,7 +155,9 @@ def test_counts_of_generators_and_masks_are_told_in_one_walk() -> None:
 
     def mask(rungs: int) -> Callable[[], object]:
         m = Maker((8, 8))
-        i, j = (m.node("iota", atoms=(a,), dtype=I32, atom=a, start=START, step=1) for a in (0, 1))
+        i, j = (
+            m.node("iota", iter_dims=(a,), dtype=I32, atom=a, start=START, step=1) for a in (0, 1)
+        )
         for _ in range(rungs):
             i = m.node("subtract", m.node("add", i, i), i)
         keep = m.node("compare", i, j, dtype=PRED, direction="GE")
@@ -174,7 +176,7 @@ def test_what_a_column_refers_to_is_told_in_one_walk() -> None:
             n = m.node("maximum", n, m.node("convert", n, dtype=DType.F32))
         space = space_of(m, n)
         found = next(i for i, v in enumerate(space.values) if v.op == "reduce")
-        last = space.values[space.sinks[0]].inputs[0]
+        last = space.values[space.roots[0]].inputs[0]
         return partial(reference, space, last, {found})
 
     check_grows(made)
@@ -183,12 +185,14 @@ def test_what_a_column_refers_to_is_told_in_one_walk() -> None:
 def test_a_predicate_over_all_points_is_made_in_one_walk() -> None:
     def made(rungs: int) -> Callable[[], object]:
         m = Maker((8, 8))
-        i, j = (m.node("iota", atoms=(a,), dtype=I32, atom=a, start=START, step=1) for a in (0, 1))
+        i, j = (
+            m.node("iota", iter_dims=(a,), dtype=I32, atom=a, start=START, step=1) for a in (0, 1)
+        )
         holds = m.node("compare", m.node("multiply", i, i), j, dtype=PRED, direction="GE")
         for _ in range(rungs):
             holds = m.node("and", m.node("not", holds), m.node("or", holds, holds))
         space = space_of(m, holds)
-        last = space.values[space.sinks[0]].inputs[0]
+        last = space.values[space.roots[0]].inputs[0]
         return partial(exact, space, last, {0: (0, 8), 1: (0, 8)}, (0, 1))
 
     check_grows(made)

@@ -130,7 +130,7 @@ def test_what_a_person_looks_for_can_be_found(dumped: Dumped) -> None:
         return next(iter(sorted(root.glob(pattern)))).read_text()
 
     tiling = text("functions/forward.loop/*-tiling.txt")
-    for word in ("atom 0 of", "SBUF:", "PSUM:", "partitions x elements", "loop r", "-> "):
+    for word in ("iteration dim 0 of", "SBUF:", "PSUM:", "partitions x elements", "loop r", "-> "):
         assert word in tiling, word
     memory = text("functions/forward.loop/*-memory.txt")
     assert "scratch+" in memory and re.search(r"\.#+\.", memory)

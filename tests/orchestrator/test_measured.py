@@ -103,18 +103,18 @@ def test_words_become_kernels(words: tuple[str, str, str], kernel: MeasuredKerne
         (
             ("NKI GEMM+GELU fused_taylor", "M 64, K 32, N 16", "bf16"),
             MeasuredKernel(
-                "product", (64, 32, 16), "bf16", gelu="operators", bias="spread", turned=True
+                "product", (64, 32, 16), "bf16", gelu="operators", bias="spread", transposed=True
             ),
         ),
         (
             ("NKI GEMM+GELU fused", "M 64, K 32, N 16", "bf16"),
             MeasuredKernel(
-                "product", (64, 32, 16), "bf16", gelu="function", bias="spread", turned=True
+                "product", (64, 32, 16), "bf16", gelu="function", bias="spread", transposed=True
             ),
         ),
         (
             ("NKI attention, fused, stays in SBUF", "seq 512, d_head 128", "bf16"),
-            MeasuredKernel("attention", (512, 128), "bf16", turned=True, wide=True),
+            MeasuredKernel("attention", (512, 128), "bf16", transposed=True, wide=True),
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_the_source_of_a_kernel_says_more(
     source = {"source": "allenkchau/Trainium-Kernel-Fusion@d709ddf1"}
     assert kernel_of(row(*words) | source) == kernel
     plain = kernel_of(row(*words))
-    assert (plain.bias, plain.turned, plain.wide) == ("", False, False)
+    assert (plain.bias, plain.transposed, plain.wide) == ("", False, False)
 
 
 def test_a_function_apart_is_a_kernel_behind_its_product() -> None:
@@ -139,7 +139,7 @@ def test_a_function_apart_is_a_kernel_behind_its_product() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes", "plain", "turned"),
+    ("kind", "sizes", "plain", "transposed"),
     [
         ("attention", (64, 32), [(64, 32)] * 3, [(32, 64)] * 3),
         ("product", (64, 32, 16), [(64, 32), (32, 16)], [(32, 64), (32, 16)]),
@@ -149,10 +149,10 @@ def test_operands_lie_as_the_source_of_a_kernel_has_them(
     kind: str,
     sizes: tuple[int, ...],
     plain: list[tuple[int, ...]],
-    turned: list[tuple[int, ...]],
+    transposed: list[tuple[int, ...]],
 ) -> None:
     kernel = MeasuredKernel(kind, sizes, "bf16")
-    for one, shapes in ((kernel, plain), (replace(kernel, turned=True), turned)):
+    for one, shapes in ((kernel, plain), (replace(kernel, transposed=True), transposed)):
         (graph,) = kernel_times._graphs(one)
         assert [value.type.shape for value in graph.inputs] == shapes
 

@@ -44,10 +44,10 @@ def instr(
 
 
 def node(
-    op: str, inputs: tuple[int, ...], atoms: tuple[int, ...], dtype: DType = F32, **attrs: Any
+    op: str, inputs: tuple[int, ...], iter_dims: tuple[int, ...], dtype: DType = F32, **attrs: Any
 ) -> Node:
     """A node of a kernel program."""
-    return Node(op, inputs, atoms, dtype, attrs)
+    return Node(op, inputs, iter_dims, dtype, attrs)
 
 
 def matmul_kernel(m: int, n: int, k: int, dtype: DType = F32) -> Kernel:
@@ -118,7 +118,7 @@ def matmul_program(m: int, n: int, k: int, dtype: DType) -> KernelProgram:
         node("contract", (0, 1), (0, 1), over=(2,)),
         node("store", (2,), (0, 1), view=View(2, Affine(), (n, 1, 0))),
     )
-    return KernelProgram(kind="compute", name="matmul", atoms=(m, n, k), nodes=nodes)
+    return KernelProgram(kind="compute", name="matmul", iter_dims=(m, n, k), nodes=nodes)
 
 
 def norm_kernel(rows: int, width: int, eps: float = 1e-5) -> Kernel:
@@ -189,4 +189,4 @@ def norm_program(rows: int, width: int, eps: float) -> KernelProgram:
         node("multiply", (8, 9), (0, 1)),
         node("store", (10,), (0, 1), view=View(2, Affine(), (width, 1))),
     )
-    return KernelProgram(kind="compute", name="norm", atoms=(rows, width), nodes=nodes)
+    return KernelProgram(kind="compute", name="norm", iter_dims=(rows, width), nodes=nodes)

@@ -42,8 +42,8 @@ def test_constants_that_store_one_element_count_in_full() -> None:
         FunctionCode(function)
 
 
-def kernel(atoms: tuple[int, ...], *nodes: Node) -> KernelProgram:
-    return KernelProgram("compute", "r", atoms, nodes)
+def kernel(iter_dims: tuple[int, ...], *nodes: Node) -> KernelProgram:
+    return KernelProgram("compute", "r", iter_dims, nodes)
 
 
 def test_arrays_of_a_kernel_count_where_they_are_made() -> None:

@@ -19,24 +19,28 @@ ZERO = Affine()
 BF = ml_dtypes.bfloat16
 
 
-def compute(atoms: tuple[int, ...], *nodes: Node) -> KernelProgram:
-    return KernelProgram(kind="compute", name="test", atoms=atoms, nodes=nodes)
+def compute(iter_dims: tuple[int, ...], *nodes: Node) -> KernelProgram:
+    return KernelProgram(kind="compute", name="test", iter_dims=iter_dims, nodes=nodes)
 
 
 def load(
     tensor: int,
     strides: tuple[int, ...],
-    atoms: tuple[int, ...],
+    iter_dims: tuple[int, ...],
     dtype: DType = F32,
     offset: Affine = ZERO,
 ) -> Node:
-    return Node("load", (), atoms, dtype, {"view": View(tensor, offset, strides)})
+    return Node("load", (), iter_dims, dtype, {"view": View(tensor, offset, strides)})
 
 
 def store(
-    value: int, tensor: int, strides: tuple[int, ...], atoms: tuple[int, ...], dtype: DType = F32
+    value: int,
+    tensor: int,
+    strides: tuple[int, ...],
+    iter_dims: tuple[int, ...],
+    dtype: DType = F32,
 ) -> Node:
-    return Node("store", (value,), atoms, dtype, {"view": View(tensor, Affine(), strides)})
+    return Node("store", (value,), iter_dims, dtype, {"view": View(tensor, Affine(), strides)})
 
 
 def rand(*shape: int, dtype: type = np.float32) -> np.ndarray:
@@ -51,12 +55,12 @@ def rand(*shape: int, dtype: type = np.float32) -> np.ndarray:
     st.integers(1, 17),
     st.permutations(range(4)),
 )
-def test_contract_is_einsum_for_any_atom_order(
+def test_contract_is_einsum_for_any_iter_dim_order(
     b: int, m: int, n: int, k: int, order: list[int]
 ) -> None:
     sizes = [0] * 4
-    for atom, size in zip(order, (b, m, n, k), strict=True):
-        sizes[atom] = size
+    for iter_dim, size in zip(order, (b, m, n, k), strict=True):
+        sizes[iter_dim] = size
     at_b, at_m, at_n, at_k = order
     lhs, rhs = rand(b, k, m), rand(b, n, k)  # lhs is stored transposed
     strides_l, strides_r, strides_o = [0] * 4, [0] * 4, [0] * 4
@@ -64,13 +68,13 @@ def test_contract_is_einsum_for_any_atom_order(
     strides_r[at_b], strides_r[at_n], strides_r[at_k] = n * k, k, 1
     strides_o[at_b], strides_o[at_m], strides_o[at_n] = m * n, n, 1
     out = np.full(b * m * n, np.nan, np.float32)
-    out_atoms = tuple(sorted((at_b, at_m, at_n)))
+    out_iter_dims = tuple(sorted((at_b, at_m, at_n)))
     program = compute(
         tuple(sizes),
         load(0, tuple(strides_l), tuple(sorted((at_b, at_k, at_m)))),
         load(1, tuple(strides_r), tuple(sorted((at_b, at_k, at_n)))),
-        Node("contract", (0, 1), out_atoms, F32, {"over": (at_k,)}),
-        store(2, 2, tuple(strides_o), out_atoms),
+        Node("contract", (0, 1), out_iter_dims, F32, {"over": (at_k,)}),
+        store(2, 2, tuple(strides_o), out_iter_dims),
     )
     run_kernel(program, [lhs.reshape(-1), rhs.reshape(-1), out], {})
     np.testing.assert_allclose(
@@ -78,7 +82,7 @@ def test_contract_is_einsum_for_any_atom_order(
     )
 
 
-def test_contract_sums_an_atom_only_one_side_has() -> None:
+def test_contract_sums_an_iter_dim_only_one_side_has() -> None:
     a, b, out = rand(4, 5), rand(3), np.zeros(4 * 3, np.float32)
     program = compute(
         (4, 5, 3),
@@ -185,7 +189,7 @@ def test_load_indexed_picks_rows(mode: str) -> None:
     np.testing.assert_array_equal(out.reshape(5, 4), want)
 
 
-def test_load_indexed_that_moves_along_the_index_atom() -> None:
+def test_load_indexed_that_moves_along_the_index_iter_dim() -> None:
     scores, labels, out = rand(5, 7), np.array([6, 0, 2, 2, 5], np.int32), np.zeros(5, np.float32)
     attrs = {"view": View(0, Affine(), (7,)), "stride": 1, "rows": 7}
     program = compute(

@@ -11,8 +11,8 @@ from shardwright.compiler.isa.kernel import KernelProgram
 
 def pack_kernel(program: KernelProgram) -> bytes:
     """See the module."""
-    nodes = [[n.op, n.inputs, n.atoms, n.dtype, _sorted(n.attrs)] for n in program.nodes]
-    head = [program.kind, program.name, program.atoms, program.loc, _sorted(program.attrs)]
+    nodes = [[n.op, n.inputs, n.iter_dims, n.dtype, _sorted(n.attrs)] for n in program.nodes]
+    head = [program.kind, program.name, program.iter_dims, program.loc, _sorted(program.attrs)]
     return pack_attrs([*head, nodes])
 
 

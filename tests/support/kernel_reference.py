@@ -1,5 +1,5 @@
-"""An independent reading of `KernelProgram`: whole arrays, one axis per atom, addresses written out
-as index grids.
+"""An independent reading of `KernelProgram`: whole arrays, one axis per iter dim, addresses written
+out as index grids.
 
 Slow and literal on purpose. It shares no code with the L1 executor; the arithmetic comes from the
 reference of the graph IR, so that a lowered function can be held equal to its graph.
@@ -100,23 +100,23 @@ def run_nodes(kernel: KernelProgram, memory: Sequence[np.ndarray], registers) ->
     for node in kernel.nodes:
         values.append(_node(kernel, node, [values[i] for i in node.inputs], memory, registers))
         if values[-1] is not None:
-            want = tuple(n if a in node.atoms else 1 for a, n in enumerate(kernel.atoms))
+            want = tuple(n if a in node.iter_dims else 1 for a, n in enumerate(kernel.iter_dims))
             assert values[-1].shape == want, (node, values[-1].shape, want)
 
 
-def _grid(kernel: KernelProgram, atoms: Sequence[int], view: View, registers) -> np.ndarray:
-    """Element address of every point of `atoms`."""
-    assert len(view.strides) == len(kernel.atoms)
-    total = np.full((1,) * len(kernel.atoms), view.offset.value(registers))
-    for a in atoms:
-        shape = [-1 if b == a else 1 for b in range(len(kernel.atoms))]
-        total = total + (np.arange(kernel.atoms[a]) * view.strides[a]).reshape(shape)
+def _grid(kernel: KernelProgram, iter_dims: Sequence[int], view: View, registers) -> np.ndarray:
+    """Element address of every point of `iter_dims`."""
+    assert len(view.strides) == len(kernel.iter_dims)
+    total = np.full((1,) * len(kernel.iter_dims), view.offset.value(registers))
+    for a in iter_dims:
+        shape = [-1 if b == a else 1 for b in range(len(kernel.iter_dims))]
+        total = total + (np.arange(kernel.iter_dims[a]) * view.strides[a]).reshape(shape)
     return total
 
 
 def _load(kernel, node: Node, memory, registers):
     """Elements of a view; zeros where a bounded coordinate leaves its dim."""
-    where = _grid(kernel, node.atoms, node.attrs["view"], registers)
+    where = _grid(kernel, node.iter_dims, node.attrs["view"], registers)
     inside = np.ones(where.shape, bool)
     for bound in node.attrs.get("bounds", ()):
         indices = np.indices(where.shape, sparse=True)
@@ -129,13 +129,13 @@ def _load(kernel, node: Node, memory, registers):
 
 def _node(kernel, node: Node, args, memory, registers):
     attrs = node.attrs
-    full = tuple(n if a in node.atoms else 1 for a, n in enumerate(kernel.atoms))
+    full = tuple(n if a in node.iter_dims else 1 for a, n in enumerate(kernel.iter_dims))
     if node.op == "load":
         return _load(kernel, node, memory, registers)
     if node.op == "load_indexed":
         rows = np.clip(args[0].astype(np.int64), 0, attrs["rows"] - 1) * attrs["stride"]
         return memory[attrs["view"].tensor][
-            _grid(kernel, node.atoms, attrs["view"], registers) + rows
+            _grid(kernel, node.iter_dims, attrs["view"], registers) + rows
         ]
     if node.op == "constant":
         return np.full(full, attrs["value"]).astype(node.dtype.numpy)
@@ -143,7 +143,7 @@ def _node(kernel, node: Node, args, memory, registers):
         return np.full(full, attrs["value"].value(registers)).astype(node.dtype.numpy)
     if node.op == "iota":
         count = attrs["start"].value(registers) + attrs["step"] * np.arange(
-            kernel.atoms[attrs["atom"]]
+            kernel.iter_dims[attrs["atom"]]
         )
         return count.reshape(full).astype(node.dtype.numpy)
     if node.op == "contract":
@@ -155,7 +155,7 @@ def _node(kernel, node: Node, args, memory, registers):
             full
         )
     if node.op == "store":
-        grid = _grid(kernel, node.atoms, attrs["view"], registers)
+        grid = _grid(kernel, node.iter_dims, attrs["view"], registers)
         assert args[0].dtype == memory[attrs["view"].tensor].dtype
         memory[attrs["view"].tensor][grid] = np.broadcast_to(args[0], grid.shape)
         return None
@@ -168,7 +168,7 @@ def _store_indexed(kernel, node, args, memory, registers) -> None:
     value, index = args
     target = memory[node.attrs["view"].tensor]
     grid = (
-        _grid(kernel, node.atoms, node.attrs["view"], registers)
+        _grid(kernel, node.iter_dims, node.attrs["view"], registers)
         + index.astype(np.int64) * node.attrs["stride"]
     )
     legal = np.broadcast_to((index >= 0) & (index < node.attrs["rows"]), grid.shape)

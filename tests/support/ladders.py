@@ -72,7 +72,7 @@ def folded_extreme(b: Builder, x: Value) -> Value:
     return b.op("exponential", b.op("subtract", x, b.broadcast(top, x.type.shape, (0,))))
 
 
-def turned(b: Builder, x: Value) -> Value:
+def transposed(b: Builder, x: Value) -> Value:
     """A square and its transpose."""
     return b.op("subtract", x, b.transpose(x, (1, 0)))
 
@@ -149,7 +149,7 @@ RUNGS: dict[str, Rung] = {
     "converted": converted,
     "folded": folded,
     "folded_extreme": folded_extreme,
-    "turned": turned,
+    "transposed": transposed,
     "reshaped": reshaped,
     "joined": joined,
     "padded": padded,

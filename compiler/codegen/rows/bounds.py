@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.codegen.domain import Numbers, Space, Value
 from shardwright.compiler.codegen.fusion import is_product
-from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
+from shardwright.compiler.codegen.rows.float_intervals import LOW_LIMIT
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.support.walks import answered
 

@@ -1,10 +1,10 @@
 """Which columns a band of rows computes: runs of blocks, with selects decided and empty blocks left
 out.
 
-The columns of an inner atom are looked at in chunks of one transpose. A chunk is left out when all
-that its sweeps would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That is
-right only if every row of the band keeps an element that is not masked; otherwise all columns are
-computed, as they are where every chunk is neutral.
+The columns of an inner iter dim are looked at in chunks of one transpose. A chunk is left out when
+all that its sweeps would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That
+is right only if every row of the band keeps an element that is not masked; otherwise all columns
+are computed, as they are where every chunk is neutral.
 
 What is LOW may be left out of a maximum, and its exponential is zero, only beside an element that
 is not LOW: a row without one is an average over all columns, those that are masked too. The selects
@@ -22,7 +22,8 @@ import numpy as np
 
 from shardwright.compiler.codegen.builder import Piece, pieces
 from shardwright.compiler.codegen.domain import Numbers, Space
-from shardwright.compiler.codegen.rows.facts import (
+from shardwright.compiler.codegen.rows.float_intervals import LOW_LIMIT
+from shardwright.compiler.codegen.rows.interval_analysis import (
     Fact,
     Facts,
     Known,
@@ -30,11 +31,10 @@ from shardwright.compiler.codegen.rows.facts import (
     Ranges,
     exact,
     facts,
+    interval_of,
     is_low,
-    span_of,
 )
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.isa.kernel import STORES
 
 # Rows looked at together, point by point: a mask decides most blocks as a whole (our choice).
@@ -51,18 +51,18 @@ def relied_on(space: Space, numbers: Collection[int], known: Facts) -> set[int]:
     return found
 
 
-def lowered(space: Space, numbers: Collection[int], atom: int, whole: Facts) -> set[int]:
-    """What the maxima over `atom` are of, where it may be LOW somewhere."""
+def lowered(space: Space, numbers: Collection[int], iter_dim: int, whole: Facts) -> set[int]:
+    """What the maxima over `iter_dim` are of, where it may be LOW somewhere."""
     found: set[int] = set()
     for value in (space[n] for n in numbers):
-        if value.op == "reduce" and value.attrs["kind"] == "max" and atom in value.over:
-            found.update(i for i in value.inputs if span_of(whole.get(i)).low <= LOW_LIMIT)
+        if value.op == "reduce" and value.attrs["kind"] == "max" and iter_dim in value.over:
+            found.update(i for i in value.inputs if interval_of(whole.get(i)).low <= LOW_LIMIT)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The points `span` of the row atom; `whole` is what is known of `numbers` everywhere."""
+    """The points `span` of the row iter dim; `whole` is what is known of `numbers` everywhere."""
 
     space: Space
     numbers: Numbers
@@ -70,8 +70,8 @@ class Rows:
     row: int
     span: Range
 
-    def keep(self, number: int, atom: int, columns: Mapping[Range, Facts]) -> bool:
-        """Whether each row has a point of `atom` in `columns` where the value is surely not LOW."""
+    def keep(self, number: int, iter_dim: int, columns: Mapping[Range, Facts]) -> bool:
+        """Whether each row has a point of `iter_dim` in `columns` where it is surely not LOW."""
         if any(_is_live(known, number) for known in columns.values()):
             return True
         chunks = list(columns)
@@ -79,44 +79,44 @@ class Rows:
         first, end = self.span
         for start in range(first, end, _AT_ONCE):
             block = replace(self, span=(start, min(end, start + _AT_ONCE)))
-            if not block._all_live(number, atom, ends_first):
+            if not block._all_live(number, iter_dim, ends_first):
                 return False
         return True
 
-    def _all_live(self, number: int, atom: int, chunks: Iterable[Range]) -> bool:
+    def _all_live(self, number: int, iter_dim: int, chunks: Iterable[Range]) -> bool:
         live = np.zeros(self.span[1] - self.span[0], bool)
         for chunk in chunks:
-            ranges = {self.row: self.span, atom: chunk}
+            ranges = {self.row: self.span, iter_dim: chunk}
             known = facts(self.space, self.numbers, ranges, self.whole)
             if _is_live(known, number):
                 return True
             if not is_low(known.get(number)):
-                live |= self._live(number, atom, chunk, known)
+                live |= self._live(number, iter_dim, chunk, known)
                 if live.all():
                     return True
         return False
 
-    def _live(self, number: int, atom: int, chunk: Range, known: Facts) -> Any:
+    def _live(self, number: int, iter_dim: int, chunk: Range, known: Facts) -> Any:
         """The rows with a live point in a chunk."""
         live = np.zeros((self.span[1] - self.span[0], chunk[1] - chunk[0]), bool)
-        for decided, points in self._kinds(number, atom, chunk, known):
+        for decided, points in self._kinds(number, iter_dim, chunk, known):
             if points.any():
                 made = facts(self.space, self.numbers, {}, self.whole, decided)
                 live |= points & _is_live(made, number)
         return live.any(axis=1)
 
     def _kinds(
-        self, number: int, atom: int, chunk: Range, known: Facts
+        self, number: int, iter_dim: int, chunk: Range, known: Facts
     ) -> Iterator[tuple[dict[int, Known], Any]]:
         """(what each predicate behind the value is, the points where they are that)."""
         values = self.space.values
         needed = self.space.slice([number])
         preds = {values[n].inputs[0] for n in needed if values[n].op == "select"}
         fixed = {p: known[p] for p in preds if p in known}
-        ranges = {self.row: self.span, atom: chunk}
+        ranges = {self.row: self.span, iter_dim: chunk}
         kinds: list[tuple[dict[int, Known], Any]] = [(fixed, np.True_)]
         for p in sorted(preds - set(fixed)):
-            holds = exact(self.space, p, ranges, (self.row, atom))
+            holds = exact(self.space, p, ranges, (self.row, iter_dim))
             if holds is None:
                 continue
             both = ((Fact.TRUE, holds), (Fact.FALSE, ~holds))
@@ -128,7 +128,7 @@ class Rows:
 
 def _is_live(known: Facts, number: int) -> bool:
     """Whether a value is as data is, whatever a predicate that depends on data says."""
-    return span_of(known.get(number)).low > LOW_LIMIT
+    return interval_of(known.get(number)).low > LOW_LIMIT
 
 
 # Chunks to as many columns as a band has rows, at least (our choice).
@@ -147,7 +147,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Columns whose panels are on chip together; `runs` count from its first column."""
+    """Columns whose packed tiles are on chip together; `runs` count from its first column."""
 
     piece: Piece
     runs: tuple[Run, ...]
@@ -171,30 +171,30 @@ class Columns:
         self.masked = [a for a in sorted(plan.roles.inner) if self._is_masked(a)]
         self._found: dict[tuple[int, Range], tuple[Run, ...]] = {}
 
-    def _is_masked(self, atom: int) -> bool:
-        """Whether a select compares positions of rows with positions along `atom`."""
+    def _is_masked(self, iter_dim: int) -> bool:
+        """Whether a select compares positions of rows with positions along `iter_dim`."""
         return any(
-            atom in self.space[n].atoms and self._is_known(self.space[n].inputs[0])
+            iter_dim in self.space[n].iter_dims and self._is_known(self.space[n].inputs[0])
             for n in self.selects
         )
 
     def _is_known(self, pred: int) -> bool:
         """Whether a predicate tells rows apart, and no register (a core's place) moves it."""
         behind = [self.space[n] for n in self.space.slice([pred])]
-        moved = any(v.op == "register" or (v.walk and v.walk.offset.terms) for v in behind)
-        return self.plan.row in self.space[pred].atoms and not moved
+        moved = any(v.op == "register" or (v.map and v.map.offset.terms) for v in behind)
+        return self.plan.row in self.space[pred].iter_dims and not moved
 
-    def runs(self, atom: int, rows: Range) -> tuple[Run, ...]:
-        """Runs of blocks of `atom` that the rows `rows` (first, end) compute, in order."""
-        key = (atom, rows)
+    def runs(self, iter_dim: int, rows: Range) -> tuple[Run, ...]:
+        """Runs of blocks of `iter_dim` that the rows `rows` (first, end) compute, in order."""
+        key = (iter_dim, rows)
         if key not in self._found:
-            self._found[key] = self._runs(atom, rows)
+            self._found[key] = self._runs(iter_dim, rows)
         return self._found[key]
 
-    def segments(self, atom: int, rows: Range, length: int) -> list[Segment]:
+    def segments(self, iter_dim: int, rows: Range, length: int) -> list[Segment]:
         """The same columns in segments of up to `length`; equal neighbours are one that repeats."""
         found: list[Segment] = []
-        for run in self.runs(atom, rows):
+        for run in self.runs(iter_dim, rows):
             extent = run.piece.extent
             blocks = max(1, length // extent)
             for part in pieces(run.piece.trip, min(run.piece.trip, blocks)):
@@ -205,15 +205,17 @@ class Columns:
                 found[-1:] = [joined] if joined else [*found[-1:], alone]
         return found
 
-    def around(self, atom: int, bands: Sequence[Range], length: int) -> list[tuple[Piece, Around]]:
-        """Segments of up to `length` points of `atom`, and what each of the `bands` of rows
+    def around(
+        self, iter_dim: int, bands: Sequence[Range], length: int
+    ) -> list[tuple[Piece, Around]]:
+        """Segments of up to `length` points of `iter_dim`, and what each of the `bands` of rows
         computes of one, counted from its first point; alike neighbours are one that repeats.
         """
         found: list[tuple[Piece, Around]] = []
-        for piece in pieces(self.space.sizes[atom], min(length, self.space.sizes[atom])):
+        for piece in pieces(self.space.sizes[iter_dim], min(length, self.space.sizes[iter_dim])):
             for first in range(piece.start, piece.start + piece.trip * piece.extent, piece.extent):
                 span = (first, first + piece.extent)
-                runs = tuple(self._part(self.runs(atom, rows), span) for rows in bands)
+                runs = tuple(self._part(self.runs(iter_dim, rows), span) for rows in bands)
                 last = found[-1] if found else None
                 if last and last[1] == runs and last[0].extent == piece.extent:
                     found[-1] = replace(last[0], trip=last[0].trip + 1), runs
@@ -222,7 +224,7 @@ class Columns:
         return found
 
     def _part(self, runs: Sequence[Run], span: Range) -> tuple[Run, ...]:
-        """What lies in a segment of the atom's runs."""
+        """What lies in a segment of the iter dim's runs."""
         found: list[tuple[Range, Choices]] = []
         for run in runs:
             end = run.piece.start + run.piece.extent * run.piece.trip
@@ -236,31 +238,31 @@ class Columns:
             for run in self._cut(*part)
         )
 
-    def _runs(self, atom: int, rows: Range) -> tuple[Run, ...]:
-        size = self.space.sizes[atom]
-        if atom not in self.masked:
+    def _runs(self, iter_dim: int, rows: Range) -> tuple[Run, ...]:
+        size = self.space.sizes[iter_dim]
+        if iter_dim not in self.masked:
             return tuple(Run(p) for p in pieces(size, min(size, self.width)))
-        known = {c: self._facts(atom, c, rows) for c in self._chunks(atom, rows)}
-        skipped = {c for c, found in known.items() if self._is_neutral(atom, found)}
-        if len(skipped) == len(known) or not self._rows_live(atom, rows, known, skipped):
+        known = {c: self._facts(iter_dim, c, rows) for c in self._chunks(iter_dim, rows)}
+        skipped = {c for c, found in known.items() if self._is_neutral(iter_dim, found)}
+        if len(skipped) == len(known) or not self._rows_live(iter_dim, rows, known, skipped):
             skipped = set()  # what is read later needs code that writes it, all zero or not
         kept = [c for c in known if c not in skipped]
         return tuple(run for group in self._alike(kept, known) for run in self._cut(*group))
 
-    def _chunks(self, atom: int, rows: Range) -> list[Range]:
+    def _chunks(self, iter_dim: int, rows: Range) -> list[Range]:
         """Chunks of columns that are decided as a whole, no finer than so many rows deserve."""
-        size = self.space.sizes[atom]
-        chunk = self.chunk * self.plan.fold.get(atom, 1)
+        size = self.space.sizes[iter_dim]
+        chunk = self.chunk * self.plan.fold.get(iter_dim, 1)
         while _FINEST * chunk * 2 <= rows[1] - rows[0]:
             chunk *= 2
         return [(s, min(size, s + chunk)) for s in range(0, size, chunk)]
 
-    def _facts(self, atom: int, chunk: Range, rows: Range) -> Facts:
-        ranges: Ranges = {atom: chunk, self.plan.row: rows}
+    def _facts(self, iter_dim: int, chunk: Range, rows: Range) -> Facts:
+        ranges: Ranges = {iter_dim: chunk, self.plan.row: rows}
         return facts(self.space, self.numbers, ranges, self.whole)
 
-    def _is_neutral(self, atom: int, known: Facts) -> bool:
-        sweeps = [s for s in self.plan.stages if s.inner == atom]
+    def _is_neutral(self, iter_dim: int, known: Facts) -> bool:
+        sweeps = [s for s in self.plan.stages if s.inner == iter_dim]
         return all(self._adds_nothing(n, known) for s in sweeps for n in s.values)
 
     def _adds_nothing(self, number: int, known: Facts) -> bool:
@@ -274,30 +276,30 @@ class Columns:
             kind = value.attrs["kind"]
             return is_low(given[0]) if kind == "max" else kind == "add" and given[0] is Fact.ZERO
         whole = number in self.read_whole
-        return (number not in plan.turned or known.get(number) is Fact.ZERO) and not whole
+        return (number not in plan.transposed or known.get(number) is Fact.ZERO) and not whole
 
     def _rows_live(
-        self, atom: int, rows: Range, known: dict[Range, Facts], skipped: set[Range]
+        self, iter_dim: int, rows: Range, known: dict[Range, Facts], skipped: set[Range]
     ) -> bool:
         """Whether every row has, for each value whose low elements are left out, one that is not
-        low in a chunk that is computed; and whether no maximum over other atoms is low.
+        low in a chunk that is computed; and whether no maximum over other iter dims is low.
         """
         kept = {c: known[c] for c in known if c not in skipped}
         mine = Rows(self.space, tuple(self.numbers), self.whole, self.plan.row, rows)
         masked = {n for c in skipped for n in relied_on(self.space, self.numbers, known[c])}
-        if not all(mine.keep(n, atom, kept) for n in masked):
+        if not all(mine.keep(n, iter_dim, kept) for n in masked):
             return False
-        return not skipped or all(self._has_maxima(mine, o) for o in self.masked if o != atom)
+        return not skipped or all(self._has_maxima(mine, o) for o in self.masked if o != iter_dim)
 
-    def _has_maxima(self, rows: Rows, atom: int) -> bool:
-        """Whether every row has a maximum over `atom` that is not low."""
-        low = lowered(self.space, self.numbers, atom, self.whole)
+    def _has_maxima(self, rows: Rows, iter_dim: int) -> bool:
+        """Whether every row has a maximum over `iter_dim` that is not low."""
+        low = lowered(self.space, self.numbers, iter_dim, self.whole)
         known = (
-            {c: self._facts(atom, c, rows.span) for c in self._chunks(atom, rows.span)}
+            {c: self._facts(iter_dim, c, rows.span) for c in self._chunks(iter_dim, rows.span)}
             if low
             else {}
         )
-        return all(rows.keep(n, atom, known) for n in low)
+        return all(rows.keep(n, iter_dim, known) for n in low)
 
     def _alike(
         self, kept: Sequence[Range], known: dict[Range, Facts]

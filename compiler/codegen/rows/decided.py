@@ -77,7 +77,7 @@ def _without_zero(plan: RowPlan, branches: Mapping[int, int], value: Value) -> i
 def _alike(plan: RowPlan, value: Value, branch: Value) -> bool:
     """Whether a branch has an element for each of the select's; vectors lie on all partitions."""
     row = {plan.row}
-    return branch.op not in SPLATS and branch.atoms | row == value.atoms | row
+    return branch.op not in SPLATS and branch.iter_dims | row == value.iter_dims | row
 
 
 def _unscaled(

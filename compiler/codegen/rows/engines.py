@@ -30,17 +30,17 @@ _ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What leaves PSUM for SBUF: product `number`, or with `turned` the transposes of a value."""
+    """What leaves PSUM for SBUF: product `number`, or with `transposed` a transposed value."""
 
     number: int
-    turned: bool = False
+    transposed: bool = False
 
 
 Task = int | Copy
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
+class EngineAssignment:
     """Reductions for GpSimd, sums that Scalar makes in passing, copies for Vector, not Scalar."""
 
     gpsimd: frozenset[int]
@@ -55,26 +55,26 @@ class Work:
     space: Space
     roles: Roles
     run: Mapping[int, int]  # what is computed, by level (`levels.py`)
-    turned: Collection[int]
+    transposed: Collection[int]
     pairs: Collection[int]
-    ways: int  # row tiles that take turns in a block
+    in_flight: int  # row tiles that take turns in a block
     room: Room
 
     def __post_init__(self) -> None:
         space, roles = self.space, self.roles
         self.chosen: dict[Task, Engine] = {n: self._engine(n) for n in self.run if self._counts(n)}
-        self.chosen |= {Copy(n): Engine.SCALAR for n in roles.panels if self._is_copied(n)}
-        self.chosen |= {Copy(n, turned=True): Engine.VECTOR for n in self.turned}
+        self.chosen |= {Copy(n): Engine.SCALAR for n in roles.packed if self._is_copied(n)}
+        self.chosen |= {Copy(n, transposed=True): Engine.VECTOR for n in self.transposed}
         self.busy = dict.fromkeys(_ENGINES, 0.0)
         self._costs: dict[tuple[Task, Engine], dict[Engine, float]] = {}
         for work, engine in self.chosen.items():
             self._add(self.busy, work, engine, 1)
-        for n in roles.sums:  # products of `ways` row tiles are added up in SBUF
-            added = space.points(space[n].atoms & roles.inner)
-            cycles = added / self.room.limits.partitions / self.ways
+        for n in roles.sums:  # products of the row tiles in flight are added up in SBUF
+            added = space.points(space[n].iter_dims & roles.inner)
+            cycles = added / self.room.limits.partitions / self.in_flight
             self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, cycles)
 
-    def balanced(self) -> Balance:
+    def assigned(self) -> EngineAssignment:
         """Who does what; the engines of copies with a scale are set in `space`."""
         while self.improve():
             pass
@@ -82,7 +82,7 @@ class Work:
         for n, engine in chosen:
             if isinstance(n, int) and values[n].op == SCALED:
                 values[n] = replace(values[n], attrs={**values[n].attrs, "engine": engine.value})
-        return Balance(
+        return EngineAssignment(
             frozenset(n for n, e in chosen if isinstance(n, int) and e is Engine.GPSIMD),
             frozenset(n for n, e in chosen if self.is_reduction(n) and e is Engine.SCALAR),
             frozenset(n for n, e in chosen if isinstance(n, Copy) and e is Engine.VECTOR),
@@ -127,7 +127,7 @@ class Work:
             return (Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR,)
         value = self.space[n]
         if self.is_reduction(n):
-            reads_psum = value.inputs[0] in self.roles.panels
+            reads_psum = value.inputs[0] in self.roles.packed
             found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
             found += [Engine.SCALAR] if self._is_by_product(value) else []
             return tuple(e for e in found if e is not engine)
@@ -164,7 +164,7 @@ class Work:
         return self.room.passing and fusion.is_by_product(self.space, value)
 
     def _points(self, value: Value) -> int:
-        return self.space.points(value.atoms & self.roles.inner)
+        return self.space.points(value.iter_dims & self.roles.inner)
 
     def _time(self, n: Task, engine: Engine) -> float:
         if isinstance(n, Copy):
@@ -191,7 +191,7 @@ _PAIRS = BINARY - nodes_of(NodeKind.LONG)
 
 
 @dataclass(frozen=True, slots=True)
-class Overwritten:
+class BankReuse:
     """The product whose bank a value takes over, and pairs that are read at the full rate so."""
 
     bank_of: Mapping[int, int]
@@ -207,28 +207,28 @@ class Banks:
         self.space, self.roles, self.run, self.kept = space, roles, run, kept
         self.users = space.users((*roles.rows, *roles.sums))
 
-    def overwritten(self) -> Overwritten:
-        """What is taken over."""
+    def reused(self) -> BankReuse:
+        """Banks that are reused in place."""
         bank_of: dict[int, int] = {}
         pairs: set[int] = set()
         for pair in sorted(n for n in self.run if self.space[n].op in _PAIRS):
             inputs = self.space[pair].inputs
             for n, other in (inputs[::-1], inputs):  # what is made last waits least for its reader
                 product = self.product_of(n)
-                in_sbuf = other not in (n, *self.roles.panels, *bank_of)
+                in_sbuf = other not in (n, *self.roles.packed, *bank_of)
                 if product is not None and in_sbuf and self.is_block(other, product):
                     bank_of[n] = product
                     pairs.add(pair)
                     break
-        return Overwritten(bank_of, frozenset(pairs))
+        return BankReuse(bank_of, frozenset(pairs))
 
     def product_of(self, number: int) -> int | None:
         """The product that a value alone follows from, if its bank may hold both."""
         value, values = self.space[number], self.space.values
         if any(values[i].op == MASK for i in value.inputs):
             return None  # GpSimd applies it
-        wide = [i for i in value.inputs if values[i].atoms == value.atoms]
-        products = [i for i in wide if i in self.roles.panels and self.users[i] == [number]]
+        wide = [i for i in value.inputs if values[i].iter_dims == value.iter_dims]
+        products = [i for i in wide if i in self.roles.packed and self.users[i] == [number]]
         if wide != products or len(products) != 1 or inner_of(self.roles, value) is None:
             return None
         (product,) = products
@@ -238,7 +238,7 @@ class Banks:
     def is_block(self, number: int, product: int) -> bool:
         """Whether a value is fp32 and made block by block in the sweep of a product."""
         value, source = self.space[number], self.space[product]
-        beside = value.atoms == source.atoms and self.run.get(number) == self.run[product]
+        beside = value.iter_dims == source.iter_dims and self.run.get(number) == self.run[product]
         return beside and value.dtype is DType.F32 and number not in self.kept
 
     def _reach_psum(self, numbers: Iterable[int]) -> bool:

@@ -1,9 +1,9 @@
 """The code of a group of row tiles: its sweeps, the steps of their blocks, and sums over rows.
 
-Every stage is a loop over the tiles of the group, and a sweep goes over its inner atom in blocks of
-columns. Values of a block rotate with the loop over blocks; strips, single columns and transposed
-operands belong to the group and lie side by side for its tiles. Blocks of a sweep follow each other
-or are skewed (`skew.py`).
+Every stage is a loop over the tiles of the group, and a sweep goes over its inner iter dim in
+blocks of columns. Values of a block rotate with the loop over blocks; row buffers, single columns
+and transposed operands belong to the group and lie side by side for its tiles. Blocks of a sweep
+follow each other or are pipelined (`pipelining.py`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import NamedTuple
 from shardwright.compiler.codegen.builder import Box, Held, Piece, Scope, pieces
 from shardwright.compiler.codegen.domain import CODELESS, Value
 from shardwright.compiler.codegen.reductions import accumulate, accumulator_type
+from shardwright.compiler.codegen.rows import pipelining
 from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
-from shardwright.compiler.codegen.rows.facts import Range
+from shardwright.compiler.codegen.rows.interval_analysis import Range
 from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.online import Running, copied, rescale, start_of
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.products import Products, Shared, placed
-from shardwright.compiler.codegen.rows.skew import Flight, Places, Step, crossing, in_phases, order
 from shardwright.compiler.codegen.rows.sums import Block
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import STORES, Affine
 from shardwright.compiler.isa.program import Engine, Space
 
-# Private atom numbers for "row tile of the group" and "row tile of the band".
+# Private iter dim numbers for "row tile of the group" and "row tile of the band".
 TILE, BAND_TILE = -9, -10
 # Groups of row tiles in one body of a loop (our choice: enough to hide how a loop runs dry).
 SIDE_BY_SIDE = 4
@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     """Where a value of several blocks or stages lies, its transposes, and what is added up."""
 
     held: Held | None = None
-    turned: Held | None = None
+    transposed: Held | None = None
     partial: Held | None = None
 
 
@@ -54,9 +54,9 @@ class Band:
 class Group(Products):
     """Row tiles on their way through the stages.
 
-    `held` has the values of the whole group: shared vectors, strips, single columns. Inside a block
-    it has those at the block's rows and columns, and the values of the block. What does not span a
-    streamed atom belongs to the band.
+    `held` has the values of the whole group: shared vectors, row buffers, single columns. Inside a
+    block it has those at the block's rows and columns, and the values of the block. What does not
+    span a streamed iter dim belongs to the band.
     """
 
     def __init__(
@@ -104,17 +104,17 @@ class Group(Products):
         if product and in_psum and self._stays(number, value):
             self.held[number] = product
             return product
-        if self.flight is None or number not in self.flight.crossing:
+        if self.iteration is None or number not in self.iteration.crossing:
             return super().new(number, value, scope, dtype)
-        places = self.flight.places
+        places = self.iteration.places
         if number not in places.tiles:
             places.tiles[number] = super().new(number, value, places.home, dtype)
         self.held[number] = places.tiles[number]
         return self.held[number]
 
     def _is_kept(self, number: int) -> bool:
-        """Whether a value belongs to the group: strips and single columns."""
-        return number in self.plan.strips or (
+        """Whether a value belongs to the group: row buffers and single columns."""
+        return number in self.plan.row_buffers or (
             number in self.plan.run and self.plan.inner(number) is None
         )
 
@@ -143,7 +143,7 @@ class Group(Products):
                 self._tiles_of(stage, self._enter(part))
         carried = self.band.kept if self.band else {}
         for n in (n for n in self.left.get(stage, ()) if n not in carried):
-            for kept in (self.held, self.turned, self.partial):
+            for kept in (self.held, self.transposed, self.partial):
                 if n in kept:
                     self.scope.release(kept.pop(n))
 
@@ -176,9 +176,9 @@ class Group(Products):
         width = min(box.extent, self.builder.limits.moving_max)
         block = self.scope.straight({stage.inner: replace(box, extent=width)})
         sums = [n for n in stage.values if self._is_product_sum(n)]
-        turned = sum(n in self.plan.turned for n in stage.values)
-        kept = sum(n in self.panels for n in stage.values)
-        return kept, turned + sum(len(self.sums.blocks(n, block)) for n in sums)
+        transposed = sum(n in self.plan.transposed for n in stage.values)
+        kept = sum(n in self.packed for n in stage.values)
+        return kept, transposed + sum(len(self.sums.blocks(n, block)) for n in sums)
 
     def _is_product_sum(self, number: int) -> bool:
         """Whether a value is a sum over rows, and not one that keeps them."""
@@ -224,29 +224,29 @@ class Group(Products):
         self._take(number, band.kept[number])
 
     def _take(self, number: int, kept: Kept) -> None:
-        for into, held in zip((self.held, self.turned, self.partial), kept, strict=True):
+        for into, held in zip((self.held, self.transposed, self.partial), kept, strict=True):
             if held is not None:
                 into[number] = held
 
     def _tiles(self, number: int, value: Value, band: Band | None = None) -> Kept:
         """What a value needs beyond a block."""
-        plan, atom = self.plan, self.plan.inner(number)
-        held = turned = partial = None
+        plan, iter_dim = self.plan, self.plan.inner(number)
+        held = transposed = partial = None
         if value.op == "reduce":
             partial = self._tile(f"partial{number}", 1, accumulator_type(value), band)
         if value.op == "reduce" and accumulator_type(value) is value.dtype:
             held, partial = partial, None
         elif self._is_kept(number):
-            size, loaded = self.scope.extent(atom), value.op in ("load", "load_indexed")
+            size, loaded = self.scope.extent(iter_dim), value.op in ("load", "load_indexed")
             held = self._tile(f"{value.op}{number}", size, value.dtype, band, loaded=loaded)
-            if atom is not None:
-                first = self.scope.boxes[atom].origin * -1
-                held = Held(held.tile, {**held.strides, atom: 1}, first)
-        if number in plan.turned and atom is not None:
-            unit = self.unit(atom)
-            size = -(-self.scope.extent(atom) // unit) * self.height
-            turned = self._tile(f"turned{number}", size, plan.turned[number], band, unit)
-        return Kept(held, turned, partial)
+            if iter_dim is not None:
+                first = self.scope.boxes[iter_dim].origin * -1
+                held = Held(held.tile, {**held.strides, iter_dim: 1}, first)
+        if number in plan.transposed and iter_dim is not None:
+            unit = self.unit(iter_dim)
+            size = -(-self.scope.extent(iter_dim) // unit) * self.height
+            transposed = self._tile(f"turned{number}", size, plan.transposed[number], band, unit)
+        return Kept(held, transposed, partial)
 
     def _tile(
         self,
@@ -264,13 +264,13 @@ class Group(Products):
         rows = rows or min(self.height, home.extent(self.plan.row))
         return replace(home.tile(name, rows, size * count, dtype, 1, loaded), strides={tiles: size})
 
-    def _sweep(self, stage: Stage, tiles: Sequence[Scope], atom: int) -> None:
+    def _sweep(self, stage: Stage, tiles: Sequence[Scope], iter_dim: int) -> None:
         """Blocks of columns of row tiles that take turns in each."""
-        runs, self.holds = self.runs(atom), self._holds(stage)
+        runs, self.holds = self.runs(iter_dim), self._holds(stage)
         if self._returns(stage) and len(tiles) * sum(run.piece.trip for run in runs) > 1:
-            self._skewed(stage, tiles, atom, runs)
+            self._pipelined(stage, tiles, iter_dim, runs)
         else:
-            self._in_turn(stage, tiles, atom, runs)
+            self._in_turn(stage, tiles, iter_dim, runs)
         for n in (n for n in stage.values if n in self.partial):
             for place in tiles:
                 total, rounded = (placed(h, place) for h in (self.partial[n], self.held[n]))
@@ -278,78 +278,82 @@ class Group(Products):
         self.ends, self.holds = (True, True), False
 
     def _in_turn(
-        self, stage: Stage, tiles: Sequence[Scope], atom: int, runs: Sequence[Run]
+        self, stage: Stage, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
     ) -> None:
         """One block after the other."""
         for at, run in enumerate(runs):
-            block = tiles[0].within(atom, run.piece, at == 0)
+            block = tiles[0].within(iter_dim, run.piece, at == 0)
             for number, tile in enumerate(tiles):
                 self.ends = (number == 0, number == len(tiles) - 1)
-                scope = block.straight({**tile.boxes, atom: block.boxes[atom]})
+                scope = block.straight({**tile.boxes, iter_dim: block.boxes[iter_dim]})
                 self._block(stage, scope, run.decided)
 
     def _returns(self, stage: Stage) -> bool:
         """Whether blocks go from the tensor engine to other engines and back."""
         phases = {self._phase(step) for n in stage.values for step in self._steps_of(n)}
-        return {0, 2} <= phases and any(n in self.panels for n in stage.values)
+        return {0, 2} <= phases and any(n in self.packed for n in stage.values)
 
-    def _skewed(self, stage: Stage, tiles: Sequence[Scope], atom: int, runs: Sequence[Run]) -> None:
+    def _pipelined(
+        self, stage: Stage, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
+    ) -> None:
         """Blocks of columns with the phases of several under way."""
-        home = tiles[0].straight({atom: Box(Affine(), max(run.piece.extent for run in runs))})
-        places = [Places(home) for _ in range(2)]
+        home = tiles[0].straight({iter_dim: Box(Affine(), max(run.piece.extent for run in runs))})
+        places = [pipelining.Places(home) for _ in range(2)]
         if 2 * sum(self._banks(stage)) > self.builder.limits.psum_banks:
             places[1] = replace(places[1], banks=places[0].banks)
-        flights, orders = [], set()
+        made, orders = [], set()
         for run in runs:
             here = self._decided(stage, run.decided)
             needed = self._needed(stage, here)
             phases = {s: self._phase(s) for n in needed for s in self._steps_of(n)}
             reads = {n: here.inputs(n) for n in stage.values}
-            moving = crossing(phases, reads)
+            moving = pipelining.crossing(phases, reads)
             moving |= {here.owner(n) for n in moving}
-            orders.add(order(phases, reads))
-            flights.append([Flight(phases, moving, p) for p in places])
-        for turn, scope, self.flight in in_phases(tiles, atom, runs, flights, max(orders)):
+            orders.add(pipelining.order(phases, reads))
+            made.append([pipelining.Iteration(phases, moving, p) for p in places])
+        for turn, scope, self.iteration in pipelining.pipelined(
+            tiles, iter_dim, runs, made, max(orders)
+        ):
             self.ends = (turn.tile == 0, turn.tile == len(tiles) - 1)
             self._block(stage, scope, runs[turn.run].decided)
-        self.flight = None
+        self.iteration = None
         for held in (h for p in places for h in p.tiles.values()):
             home.release(held)
 
-    def _steps_of(self, number: int) -> tuple[Step, ...]:
-        found = [Step(number)]
-        if number in self.plan.turned:
-            found.append(Step(number, turns=True))
+    def _steps_of(self, number: int) -> tuple[pipelining.Step, ...]:
+        found = [pipelining.Step(number)]
+        if number in self.plan.transposed:
+            found.append(pipelining.Step(number, transposes=True))
         if self._is_product_sum(number):
-            found.append(Step(number, leaves=True))
+            found.append(pipelining.Step(number, leaves=True))
         return tuple(found)
 
-    def _phase(self, step: Step) -> int:
+    def _phase(self, step: pipelining.Step) -> int:
         """0: products and loads, 1: arithmetic, 2: the tensor engine on that, 3: out of PSUM."""
         if step.leaves:
             return 3
-        if step.turns or step.number in self.plan.roles.sums:
+        if step.transposes or step.number in self.plan.roles.sums:
             return 2
-        return int(step.number not in self.panels and self.space[step.number].op != "load")
+        return int(step.number not in self.packed and self.space[step.number].op != "load")
 
     def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
-        """The values of a stage in the boxes of `scope`; in a skewed sweep those of one phase."""
-        kept, flight = self.held, self.flight
+        """The values of a stage in the boxes of `scope`; when pipelined those of one phase."""
+        kept, iteration = self.held, self.iteration
         self.held = {n: placed(held, scope) for n, held in kept.items()}
-        self.held |= flight.held if flight else {}
+        self.held |= iteration.held if iteration else {}
         self.decided = here = self._decided(stage, choices)
         needed = self._needed(stage, here)
         last = {here.owner(i): n for n in needed if self._reads(n) for i in here.inputs(n)}
         for n in needed:
             steps = self._steps_of(n)
-            mine = [s for s in steps if not flight or flight.phases[s] == flight.phase]
+            mine = [s for s in steps if not iteration or iteration.phases[s] == iteration.phase]
             for step in mine:
                 self._step(step, scope)
             if mine:
                 read = dict.fromkeys(here.owner(i) for i in here.inputs(n))
                 self._release((i for i in read if last.get(i) == n), stage, scope)
-        if flight:
-            flight.held |= {n: h for n, h in self.held.items() if n in flight.crossing}
+        if iteration:
+            iteration.held |= {n: h for n, h in self.held.items() if n in iteration.crossing}
         self.held, self.decided = kept, Decided()
 
     def _decided(self, stage: Stage, choices: Choices) -> Decided:
@@ -358,13 +362,13 @@ class Group(Products):
 
     def _reads(self, number: int) -> bool:
         """Whether a value has code that reads its inputs."""
-        return number not in self.decided.same or number in self.plan.turned
+        return number not in self.decided.same or number in self.plan.transposed
 
-    def _step(self, step: Step, scope: Scope) -> None:
+    def _step(self, step: pipelining.Step, scope: Scope) -> None:
         """One step; what lies in the tile of another value is there already."""
         n, value = step.number, self.decided.values[step.number]
-        if step.turns:
-            self.turn(n, scope)
+        if step.transposes:
+            self.transpose(n, scope)
         elif step.leaves:
             self._leave(n, scope)
         elif n in self.decided.same:
@@ -382,12 +386,12 @@ class Group(Products):
 
     def _has_effect(self, number: int, stage: Stage) -> bool:
         op, plan = self.space[number].op, self.plan
-        kept = number in plan.strips or number in plan.turned or number in plan.roles.sums
+        kept = number in plan.row_buffers or number in plan.transposed or number in plan.roles.sums
         return kept or op in (*STORES, "reduce") or stage.inner is None
 
     def _release(self, numbers: Iterable[int], stage: Stage, scope: Scope) -> None:
         """Give back the tiles of a block's values."""
-        crossing = self.flight.crossing if self.flight else ()
+        crossing = self.iteration.crossing if self.iteration else ()
         for n in numbers:
             mine = n in stage.values and not self._is_kept(self.decided.home.get(n, n))
             if stage.inner is not None and mine and n not in crossing and n in self.held:
@@ -396,7 +400,7 @@ class Group(Products):
     def _value(self, number: int, value: Value, scope: Scope) -> None:
         if number in self.plan.roles.sums:
             self._sum(number, scope)
-        elif number in self.panels:
+        elif number in self.packed:
             self.product(number, value, scope)
         elif value.op == "reduce":
             total = self.partial.get(number)
@@ -464,13 +468,13 @@ def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[P
 
 def in_stages(groups: Sequence[Group], stages: Sequence[Stage], plan: RowPlan) -> None:
     """Emit every group one stage behind the group before it, so that what a stage waits for was
-    issued a stage ago and engines have other groups to work on; groups that are alone follow each
-    other. The oldest comes first, as it frees tiles that younger ones fill, or the youngest, as
+    issued a stage ago and engines have other groups to work on; groups without overlap follow
+    each other. The oldest comes first, as it frees tiles that newer ones fill, or the newest, as
     engines wait longest for its products.
     """
-    behind = len(stages) if plan.alone else 1
+    behind = len(stages) if plan.no_overlap else 1
     for time in range((len(groups) - 1) * behind + len(stages)):
         under_way = [at for at in range(len(groups)) if 0 <= time - at * behind < len(stages)]
-        first = under_way[-1:] if plan.young_first else []
+        first = under_way[-1:] if plan.newest_first else []
         for at in dict.fromkeys([*first, *under_way]):
             groups[at].stage(stages[time - at * behind])

@@ -1,12 +1,12 @@
-"""In which sweep every value of a row tile is made, and what is then kept whole or made again.
+"""In which sweep every value of a row tile is made, and what is then kept whole or rematerialised.
 
 A value that reads a reduction or a transposed operand belongs to a later level than what it reads;
-values of one level and one inner atom share a sweep. What another sweep reads again is a strip.
-Where a row is streamed, one segment of an atom at a time, sweeps lie in passes over its segments.
+values of one level and one inner iter dim share a sweep. What another sweep reads again lies in a
+row-resident buffer. Where a row is streamed, a segment at a time, sweeps lie in passes over those.
 
-What a strip is made of (products with panels, loads, columns) is still there when a later sweep
-runs, so the strip can be computed there a second time: scores cost one more product per block, and
-a row then takes no SBUF that grows with its length. Values and their roundings are the same.
+What a row buffer is made of (products with packed tiles, loads, columns) is still there when a
+later sweep runs, so it can be computed there a second time: scores cost one more product per block,
+and a row then takes no SBUF that grows with its length. Values and their roundings are the same.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Sweeping:
     """
 
     whole: frozenset[int]  # operands that are loaded for all rows and belong to no sweep
-    apart: frozenset[int] = frozenset()  # values that wait for a sweep of their own
+    own_pass: frozenset[int] = frozenset()  # values that wait for a sweep of their own
     vectors: frozenset[int] = frozenset()  # made in sweeps although they do not span the rows
-    again: frozenset[int] = frozenset()  # values that are made where they are read
+    remat: frozenset[int] = frozenset()  # values that are made where they are read
     early: bool = False  # loads for another sweep come before the first one
-    streamed: int = -1  # atom of which only a segment is on chip at a time (-1: none)
+    streamed: int = -1  # iter dim of which only a segment is on chip at a time (-1: none)
     online: bool = False  # passes over it work with what is not complete where they can
 
 
@@ -91,14 +91,14 @@ class Levels:
         return sorted(wanted & mine)
 
     def _is_whole(self, n: int, i: int) -> bool:
-        return n in self.roles.panels and i in self.sweeping.whole
+        return n in self.roles.packed and i in self.sweeping.whole
 
     def inner(self, number: int) -> int | None:
-        """The inner atom a value spans."""
+        """The inner iter dim a value spans."""
         return inner_of(self.roles, self.space[number])
 
     def home(self, number: int) -> int | None:
-        """The inner atom of the sweep a value is made in."""
+        """The inner iter dim of the sweep a value is made in."""
         value = self.space[number]
         if number in self.roles.sums:
             return self.driver(number)
@@ -107,7 +107,7 @@ class Levels:
         return self.inner(number)
 
     def driver(self, number: int) -> int | None:
-        """The inner atom a sum is swept along: that of the operand that is ready last."""
+        """The inner iter dim a sum is swept along: that of the operand that is ready last."""
         inputs = [i for i in self.space[number].inputs if self.inner(i) is not None]
         if not inputs:
             return None
@@ -118,35 +118,37 @@ class Levels:
         """First level at which `n` can read `i`."""
         level = self.run[i] + (self.space[i].op == "reduce" or self.is_carried(i))
         inner = self.inner(i)
-        in_step = inner is None or (inner == self.home(n) and n not in self.roles.panels)
+        in_step = inner is None or (inner == self.home(n) and n not in self.roles.packed)
         return level if in_step and not self._waits(n, i) else level + 1
 
     def _waits(self, n: int, i: int) -> bool:
-        """Whether `n` is read transposed and made from `i` alone, which costs one more strip."""
-        if n not in self.sweeping.apart or i in self.sources or i in self.roles.panels:
+        """Whether `n` is read transposed and made from `i` alone: it costs one more row buffer."""
+        if n not in self.sweeping.own_pass or i in self.sources or i in self.roles.packed:
             return False
         return [m for m in self.space[n].inputs if self.inner(m) is not None] == [i]
 
     def _delay(self) -> None:
-        """Values made from loads alone, or made again, move to the stage that reads them first."""
-        again = self.sweeping.again
-        early = [n for n in self.numbers if n in again or n in self.sources]
+        """Values made from loads alone, or rematerialised, move to where they are first read."""
+        remat = self.sweeping.remat
+        early = [n for n in self.numbers if n in remat or n in self.sources]
         users = self.space.users(self.numbers)
         for n in reversed(early):
             readers = [u for u in users.get(n, ()) if not self._is_whole(u, n)]
-            if readers and not any(u in self.roles.panels for u in readers):
+            if readers and not any(u in self.roles.packed for u in readers):
                 step = {u: self._earliest(u, n) - self.run[n] for u in readers}
                 self.run[n] = min(self.run[u] - step[u] for u in readers)
 
     def is_carried(self, number: int) -> bool:
-        """Whether a row value adds up the streamed atom: it is carried from segment to segment."""
+        """Whether a row value adds up the streamed iter dim: it is carried between segments."""
         return self.sweeping.streamed in self.space[number].over and number not in self.roles.sums
 
     def _is_streamed(self, number: int) -> bool:
-        """Whether a value needs the streamed atom on chip, segment by segment."""
-        value, atom = self.space[number], self.sweeping.streamed
+        """Whether a value needs the streamed iter dim on chip, segment by segment."""
+        value, iter_dim = self.space[number], self.sweeping.streamed
         read = value.inputs if number in self.roles.sums else ()
-        return atom in value.atoms | value.over or any(self.inner(i) == atom for i in read)
+        return iter_dim in value.iter_dims | value.over or any(
+            self.inner(i) == iter_dim for i in read
+        )
 
     def _in_passes(self) -> dict[int, int]:
         """The pass of every value: odd ones go over the segments, others follow from them."""
@@ -187,13 +189,13 @@ class Levels:
 
     def is_late(self, n: int, i: int) -> bool:
         """Whether `n` reads `i` by element outside the sweep, or the pass, that makes it."""
-        if n in self.roles.panels or i not in self.run or self.inner(i) is None:
+        if n in self.roles.packed or i not in self.run or self.inner(i) is None:
             return False
         apart = self.run[i] != self.run[n] or self.passes[i] != self.passes[n]
         return apart or self.inner(i) != self.home(n)
 
-    def strips(self) -> frozenset[int]:
-        """Values with an inner atom that are read outside the sweep that makes them."""
+    def row_buffers(self) -> frozenset[int]:
+        """Values with an inner iter dim that are read outside the sweep that makes them."""
         return frozenset(
             i
             for n in self.run
@@ -201,36 +203,36 @@ class Levels:
             if self.is_late(n, i) and self.space[i].op not in CODELESS
         )
 
-    def read_whole(self, strips: Collection[int]) -> frozenset[int]:
-        """Strips that a sum reads whole while it is swept along another atom."""
+    def read_whole(self, row_buffers: Collection[int]) -> frozenset[int]:
+        """Row buffers that a sum reads whole while it is swept along another iter dim."""
         return frozenset(
             i
             for n in self.roles.sums
             for i in self.space[n].inputs
-            if i in strips and self.inner(i) != self.driver(n)
+            if i in row_buffers and self.inner(i) != self.driver(n)
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """A rewritten space: new numbers of the old values, and the numbers of what is made again."""
+class Remat:
+    """A rewritten space, the new numbers of the old values, those of what is rematerialised."""
 
     space: Space
     number: dict[int, int]
     copies: frozenset[int]
 
 
-def made_again(levels: Levels) -> Again:
-    """The space with copies of strips for late readers, those in step with a later sweep."""
+def rematerialised(levels: Levels) -> Remat:
+    """The space with copies of row buffers for late readers, those in step with a later sweep."""
 
     def late(n: int, i: int) -> bool:
         return n in levels.run and levels.is_late(n, i) and levels.inner(i) == levels.home(n)
 
-    return _Copier(levels, levels.run, late, lambda i: levels.inner(i) is not None).again()
+    return _Copier(levels, levels.run, late, lambda i: levels.inner(i) is not None).remat()
 
 
-def made_in_passes(levels: Levels) -> Again:
-    """The space with copies of what lies along the streamed atom for readers in later passes."""
+def made_in_passes(levels: Levels) -> Remat:
+    """The space with copies of what lies along the streamed iter dim for later passes."""
     passes = levels.passes
 
     def moves(i: int) -> bool:
@@ -239,7 +241,7 @@ def made_in_passes(levels: Levels) -> Again:
     def late(n: int, i: int) -> bool:
         return n in passes and i in passes and moves(i) and passes[n] != passes[i]
 
-    return _Copier(levels, passes, late, moves).again()
+    return _Copier(levels, passes, late, moves).remat()
 
 
 class _Copier(Rewriting):
@@ -253,32 +255,32 @@ class _Copier(Rewriting):
         moves: Callable[[int], bool],
     ) -> None:
         super().__init__(levels.space)
-        self.panels, self.place, self.late, self.moves = levels.roles.panels, place, late, moves
+        self.packed, self.place, self.late, self.moves = levels.roles.packed, place, late, moves
         self.copies: dict[tuple[int, int], int] = {}  # (value, place) -> copy
 
-    def again(self) -> Again:
+    def remat(self) -> Remat:
         """The rewriting."""
-        return Again(self.run(), self.number, frozenset(self.copies.values()))
+        return Remat(self.run(), self.number, frozenset(self.copies.values()))
 
     def read(self, n: int, i: int) -> int:
         """What reader `n` reads for `i`: where it is late and not there, a copy of its own."""
         if not self.late(n, i) or self._stays(i, self.place[n]):
             return self.number[i]
-        return answered((i, self.place[n]), self.copies, self._read_again, self._copy)
+        return answered((i, self.place[n]), self.copies, self._read_by, self._copy)
 
     def _stays(self, i: int, place: int) -> bool:
         return i not in self.place or not self.moves(i) or self.place[i] == place
 
-    def _read_again(self, wanted: tuple[int, int]) -> list[tuple[int, int]]:
-        """What a copy reads that is made again too."""
+    def _read_by(self, wanted: tuple[int, int]) -> list[tuple[int, int]]:
+        """What a copy reads that is rematerialised too."""
         i, place = wanted
-        read = () if i in self.panels else self.old.values[i].inputs
+        read = () if i in self.packed else self.old.values[i].inputs
         return [(j, place) for j in read if not self._stays(j, place)]
 
     def _copy(self, wanted: tuple[int, int]) -> int:
         i, place = wanted
-        value, again = self.old.values[i], set(self._read_again(wanted))
+        value, remat = self.old.values[i], set(self._read_by(wanted))
         inputs = (
-            self.copies[j, place] if (j, place) in again else self.number[j] for j in value.inputs
+            self.copies[j, place] if (j, place) in remat else self.number[j] for j in value.inputs
         )
         return self.add(replace(value, inputs=tuple(inputs)))

@@ -1,15 +1,15 @@
-"""The loops around row tiles: parallel points, panels and vectors they share, groups of row tiles,
-sums over all of them.
+"""The loops around row tiles: parallel points, packed tiles and vectors they share, groups of row
+tiles, sums over all of them.
 
-for parallel: load panels and shared vectors; for groups of row tiles: the stages of the plan, every
-group one stage behind the group before it, so that engines work on one while another waits; then
-what follows from the sums.
+for parallel: load packed tiles and shared vectors; for groups of row tiles: the stages of the plan,
+every group one stage behind the group before it, so that engines work on one while another waits;
+then what follows from the sums.
 
-Where the longest inner atom is walked in segments, what of it is loaded for all rows comes one
-segment at a time, for a band of row tiles: for bands: for passes: for segments: load panels and
-vectors; for groups of row tiles: the stages of the pass. Masked segments are left out band by band.
-What a row tile adds up over the atom stays with the band until the pass ends. A segment may lie
-around the loops that a sum over rows takes: it is loaded in front of the bands.
+Where the longest inner iter dim is walked in segments, what of it is loaded for all rows comes one
+segment at a time, for a band of row tiles: for bands: for passes: for segments: load packed tiles
+and vectors; for groups of row tiles: the stages of the pass. Masked segments are left out band by
+band. What a row tile adds up over the iter dim stays with the band until the pass ends. A segment
+may lie around the loops that a sum over rows takes: it is loaded in front of the bands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from shardwright.compiler.codegen.builder import Box, Builder, Held, Piece, Scop
 from shardwright.compiler.codegen.domain import CODELESS, Space
 from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.rows.columns import Around, Columns
-from shardwright.compiler.codegen.rows.facts import Range
 from shardwright.compiler.codegen.rows.group import (
     BAND_TILE,
     SIDE_BY_SIDE,
@@ -31,8 +30,9 @@ from shardwright.compiler.codegen.rows.group import (
     bands,
     in_stages,
 )
+from shardwright.compiler.codegen.rows.interval_analysis import Range
 from shardwright.compiler.codegen.rows.levels import Pass
-from shardwright.compiler.codegen.rows.panels import Panel, load_panel
+from shardwright.compiler.codegen.rows.packing import Packed, pack
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth
 from shardwright.compiler.codegen.rows.products import Shared
 from shardwright.compiler.codegen.rows.sums import Sums
@@ -44,17 +44,17 @@ from shardwright.compiler.isa.kernel import Affine
 _TRIES, _TRIED_VALUES = 2, 20
 
 
-def row_candidates(space: Space, sinks: list[int], room: Room) -> list[Candidate]:
+def row_candidates(space: Space, roots: list[int], room: Room) -> list[Candidate]:
     """Ways to tile a row kernel. Raises CompileError (no row kernel), CapacityError (none fits)."""
 
     def emit(plan: RowPlan, builder: Builder) -> None:
         Nest(builder, plan).emit()
 
-    plans, others = plan_rows(space, sinks, room), list[RowPlan]()
+    plans, others = plan_rows(space, roots, room), list[RowPlan]()
     if len(plans[0].run) > _TRIED_VALUES:
         plans = plans[:1]
     elif any(plan.engines.by_product for plan in plans[:_TRIES]):
-        others = plan_rows(space, sinks, replace(room, passing=False))
+        others = plan_rows(space, roots, replace(room, passing=False))
     # No estimate tells them apart, so every effort that times at all times all of them.
     kinds = [(p, False) for p in plans[:_TRIES]] + [(p, True) for p in others[:_TRIES]]
     return [Candidate(1.0, partial(emit, p), variant, _note(p), p) for p, variant in kinds]
@@ -75,8 +75,8 @@ class Nest:
     def __init__(self, builder: Builder, plan: RowPlan) -> None:
         self.builder, self.plan, self.space = builder, plan, plan.space
         self.height = min(builder.limits.partitions, self.space.sizes[plan.row])
-        self.panels: dict[int, Panel] = {}
-        self.whole: dict[int, Panel] = {}
+        self.packed: dict[int, Packed] = {}
+        self.whole: dict[int, Packed] = {}
         self.sums = Sums(builder, plan)
         limits = builder.limits
         self.columns = Columns(plan, limits.transpose_max, limits.moving_max)
@@ -99,8 +99,8 @@ class Nest:
             self._inside(own, depth, scope, runs)
             return
         bands = [rows for _, rows in self._streams(streamed).bands()]
-        for piece, here in self.columns.around(streamed.atom, bands, streamed.length):
-            self._inside(own, depth, scope.within(streamed.atom, piece, begins=True), here)
+        for piece, here in self.columns.around(streamed.iter_dim, bands, streamed.length):
+            self._inside(own, depth, scope.within(streamed.iter_dim, piece, begins=True), here)
 
     def _inside(self, sums: Sequence[int], depth: int, scope: Scope, runs: Around) -> None:
         """The loops from `depth` on, with sums that begin and end here."""
@@ -118,26 +118,26 @@ class Nest:
     def _depth_of(self, numbers: Iterable[int]) -> int:
         """Parallel loops that choose the points of some values."""
         order = self.plan.order
-        atoms = {a for n in numbers for a in self.space[n].atoms}
-        return max((order.index(a) + 1 for a in atoms if a in order), default=0)
+        iter_dims = {a for n in numbers for a in self.space[n].iter_dims}
+        return max((order.index(a) + 1 for a in iter_dims if a in order), default=0)
 
     def _prepare(self, depth: int, scope: Scope) -> None:
-        """Panels and vectors that the loops so far choose."""
+        """Packed tiles and vectors that the loops so far choose."""
         for n in self.plan.vectors:
             value = self.space[n]
             here = self._depth_of(self.space.slice([n])) == depth and not self.plan.streams(n)
             if value.op not in CODELESS and here:
                 self.shared.emit(n, scope)
-        loaded: dict[object, Panel] = {}
-        for n, operands in self.plan.roles.panels.items():
-            for side, into in ((1, self.panels), (0, self.whole)):
+        loaded: dict[object, Packed] = {}
+        for n, operands in self.plan.roles.packed.items():
+            for side, into in ((1, self.packed), (0, self.whole)):
                 operand = operands[side]
                 key = (operand, self.space[n].over, self.plan.operand_type(n))
                 if (side == 0 and operand not in self.plan.whole) or self.plan.streams(operand):
                     continue
                 if self._depth_of(self.space.slice([operand])) == depth:
                     if key not in loaded:
-                        loaded[key] = load_panel(self.plan, n, side, scope)
+                        loaded[key] = pack(self.plan, n, side, scope)
                     into[n] = loaded[key]
 
     # rows
@@ -150,7 +150,7 @@ class Nest:
         row, straight = self.plan.row, list[Group]()
         for band in self._bands():
             inner = scope.enter(row, band)
-            step = self.height * self.plan.ways
+            step = self.height * self.plan.in_flight
             groups = [self._group(inner, band, s, step) for s in range(0, band.extent, step)]
             if band.trip == 1:
                 straight += groups
@@ -160,8 +160,8 @@ class Nest:
 
     def _bands(self) -> list[Piece]:
         """Pieces of the rows, several where masks decide which columns are needed."""
-        step = self.height * self.plan.ways
-        beside = SIDE_BY_SIDE if self.plan.ways > 1 else 1  # a single tile is straight code
+        step = self.height * self.plan.in_flight
+        beside = SIDE_BY_SIDE if self.plan.in_flight > 1 else 1  # a single tile is straight code
         return bands(self.plan, self.columns, step, beside)
 
     def _group(self, scope: Scope, band: Piece, start: int, step: int) -> Group:
@@ -176,7 +176,7 @@ class Nest:
 
     def _shared(self) -> Shared:
         held = self.shared.held
-        return Shared(self.panels, self.whole, self.sums, self.columns, held, {})
+        return Shared(self.packed, self.whole, self.sums, self.columns, held, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Streams:
 
     def emit(self, scope: Scope, around: Around) -> None:
         """Band after band, of the segment `around` them all if there is one."""
-        atom, row, shared = self.streamed.atom, self.plan.row, self.shared
+        iter_dim, row, shared = self.streamed.iter_dim, self.plan.row, self.shared
         if around:
             made = {n for one in self.plan.passes if one.streamed for s in one.stages
                     for n in s.values}  # fmt: skip
@@ -200,7 +200,7 @@ class Streams:
                 self._band(scope.enter(row, piece), rows)
             elif around[at]:
                 band = scope.enter(row, piece)
-                self._whole(band, rows, replace(shared, segments={atom: around[at]}))
+                self._whole(band, rows, replace(shared, segments={iter_dim: around[at]}))
 
     def bands(self) -> list[tuple[Piece, Range]]:
         """Pieces of the rows, and the rows (first, end) of each."""
@@ -219,8 +219,8 @@ class Streams:
 
     def _band(self, scope: Scope, rows: Range) -> None:
         """One band, that only ever has the rows (first, end)."""
-        atom, band = self.streamed.atom, self._kept(scope)
-        segments = self.shared.columns.segments(atom, rows, self.streamed.length)
+        iter_dim, band = self.streamed.iter_dim, self._kept(scope)
+        segments = self.shared.columns.segments(iter_dim, rows, self.streamed.length)
         for one in self.plan.passes:
             if not one.streamed:
                 self._tiles(one, scope, band, rows, self.shared)
@@ -228,9 +228,9 @@ class Streams:
             if one.running:
                 self._open(one, scope, band, rows)
             for at, segment in enumerate(segments):
-                place = scope.within(atom, segment.piece, at == 0 and not one.running)
+                place = scope.within(iter_dim, segment.piece, at == 0 and not one.running)
                 shared = self._loaded({n for s in one.stages for n in s.values}, place)
-                here = replace(shared, segments={atom: segment.runs})
+                here = replace(shared, segments={iter_dim: segment.runs})
                 self._tiles(one, place, band, rows, here)
 
     def _open(self, one: Pass, scope: Scope, band: Band, rows: Range) -> None:
@@ -243,20 +243,20 @@ class Streams:
             self._tiles(replace(one, stages=columns, running=()), scope, band, rows, self.shared)
 
     def _loaded(self, made: set[int], scope: Scope) -> Shared:
-        """Panels and vectors of the segment of `scope` that the values `made` take."""
-        plan, panels, loaded = self.plan, dict(self.shared.panels), dict[object, Panel]()
-        for n, (_, panel) in plan.roles.panels.items():
-            if n in made and plan.streams(panel):
-                key = (panel, plan.space[n].over, plan.operand_type(n))
+        """Packed tiles and vectors of the segment of `scope` that the values `made` take."""
+        plan, packed, loaded = self.plan, dict(self.shared.packed), dict[object, Packed]()
+        for n, (_, other) in plan.roles.packed.items():
+            if n in made and plan.streams(other):
+                key = (other, plan.space[n].over, plan.operand_type(n))
                 if key not in loaded:
-                    loaded[key] = load_panel(plan, n, 1, scope)
-                panels[n] = loaded[key]
+                    loaded[key] = pack(plan, n, 1, scope)
+                packed[n] = loaded[key]
         held = {**self.shared.held, **self._vectors(made, scope)}
-        return replace(self.shared, panels=panels, held=held)
+        return replace(self.shared, packed=packed, held=held)
 
     def _vectors(self, made: set[int], scope: Scope) -> dict[int, Held]:
         """Values without rows that the values `made` of a segment read."""
-        plan, atom = self.plan, self.streamed.atom
+        plan, iter_dim = self.plan, self.streamed.iter_dim
         frame = Frame(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
         frame.held = dict(self.shared.held)
         scope = scope.straight({plan.row: Box(Affine(), self.height)})
@@ -267,13 +267,13 @@ class Streams:
             if n in needed and plan.streams(n) and value.op not in CODELESS:
                 frame.emit(n, scope)
                 held = frame.held[n]
-                back = scope.boxes[atom].origin * -held.strides.get(atom, 0)
+                back = scope.boxes[iter_dim].origin * -held.strides.get(iter_dim, 0)
                 found[n] = replace(held, offset=held.offset + back)
         return found
 
     def _tiles(self, one: Pass, scope: Scope, band: Band, rows: Range, shared: Shared) -> None:
         """The stages of a pass for all row tiles of a band."""
-        row, step = self.plan.row, self.height * self.plan.ways
+        row, step = self.plan.row, self.height * self.plan.in_flight
         extent = scope.extent(row)
         for piece in pieces(extent, min(extent, step * SIDE_BY_SIDE)):
             inner, at = scope.repeat(piece)

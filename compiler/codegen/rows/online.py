@@ -1,7 +1,7 @@
 """Which passes over a streamed row can be one: sums that follow from a running maximum.
 
-A maximum over the streamed atom is complete after its pass. Where all that a later pass adds up is
-a product with exp(c), c a column that follows from the maximum, the two passes are one: every
+A maximum over the streamed iter dim is complete after its pass. Where all that a later pass adds up
+is a product with exp(c), c a column that follows from the maximum, the two passes are one: every
 segment works with the columns of the maximum so far, and what was added up before is multiplied by
 exp(c - c before). Online softmax is one case of it. Nothing here depends on how a softmax is
 spelled: a value has a form (`_Form`) that follows from the forms of what it reads. What the maximum
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.codegen.builder import Held, Scope, by_numbers
 from shardwright.compiler.codegen.domain import SCALED, Numbers, Value
 from shardwright.compiler.codegen.rows.bounds import is_bounded, reference
-from shardwright.compiler.codegen.rows.facts import Fact, Given, facts, is_low
+from shardwright.compiler.codegen.rows.float_intervals import LOW_LIMIT
+from shardwright.compiler.codegen.rows.interval_analysis import Fact, Given, facts, is_low
 from shardwright.compiler.codegen.rows.roles import RefusedError, inner_of, require
-from shardwright.compiler.codegen.rows.spans import LOW_LIMIT
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import LARGEST, DType
 from shardwright.compiler.isa.attributes import NodeKind, nodes_of
@@ -91,7 +91,7 @@ def _joined(levels: Levels, passes: Mapping[int, int], first: int) -> dict[int, 
 
 
 class _Pair:
-    """Two neighbouring passes over the streamed atom, and what stands between them."""
+    """Two neighbouring passes over the streamed iter dim, and what stands between them."""
 
     def __init__(self, levels: Levels, passes: Mapping[int, int], first: int) -> None:
         self.levels, self.space, self.roles = levels, levels.space, levels.roles

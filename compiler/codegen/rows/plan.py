@@ -1,10 +1,10 @@
 """The order of work on one tile of rows, and what of it must stay in SBUF.
 
-Values with an inner atom are made in sweeps: one pass over the atom in blocks of columns, as many
-values at a time as possible. A reduction or a transposed operand is complete only after its sweep,
-so what reads it belongs to a later one, and a value that a later sweep reads again is kept as a
-whole strip. Where even that does not fit, the longest inner atom is streamed: panels, strips and
-transposed rows are those of a segment of it, and what adds it up is carried on.
+Values with an inner iter dim are made in sweeps: one pass over the iter dim in blocks of columns,
+as many values at a time as possible. A reduction or a transposed operand is complete only after its
+sweep, so what reads it belongs to a later one, and a value that a later sweep reads again is kept
+in a row-resident buffer. Where even that does not fit, the longest inner iter dim is streamed:
+packed tiles, row buffers, transposed rows are those of a segment, what adds it up is carried on.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.codegen import fusion
-from shardwright.compiler.codegen.builder import NO_ATOM
+from shardwright.compiler.codegen.builder import NO_DIM
 from shardwright.compiler.codegen.contract_plan import is_natural
 from shardwright.compiler.codegen.domain import (
     CODELESS,
-    Atoms,
+    IterDims,
     Numbers,
-    OfSinks,
+    OfRoots,
     Space,
     Value,
 )
 from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
-from shardwright.compiler.codegen.rows.engines import Balance, Banks, Work
+from shardwright.compiler.codegen.rows.engines import Banks, EngineAssignment, Work
 from shardwright.compiler.codegen.rows.levels import (
-    Again,
     Levels,
     Pass,
+    Remat,
     Stage,
     Sweeping,
-    made_again,
     made_in_passes,
+    rematerialised,
 )
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
 from shardwright.compiler.codegen.rows.size import size_of
@@ -48,13 +48,13 @@ from shardwright.compiler.machine.target import Limits
 class _Form:
     """What a plan is tried with."""
 
-    ways: int = field(kw_only=False)  # row tiles in flight
-    young_first: bool = False  # which group of row tiles comes first
-    apart: bool = False  # transposes get a sweep of their own
-    lean: bool = False  # panels and sums are held once
-    again: bool = False  # values are made again instead of kept
-    alone: bool = False  # a group ends before the next one begins
-    streamed: int = NO_ATOM  # the atom that is walked in segments
+    in_flight: int = field(kw_only=False)  # row tiles in flight
+    newest_first: bool = False  # which group of row tiles comes first
+    own_pass: bool = False  # transposes get a sweep of their own
+    single_buffered: bool = False  # packed tiles and sums are held once
+    remat: bool = False  # values are rematerialised instead of kept
+    no_overlap: bool = False  # a group ends before the next one begins
+    streamed: int = NO_DIM  # the iter dim that is walked in segments
     length: int = 0  # points of a segment
     tiles: int = 0  # row tiles that share what is loaded for a segment
     online: bool = False  # fewer passes over the segments
@@ -63,53 +63,54 @@ class _Form:
     @property
     def sweeps(self) -> tuple[int, bool, bool, bool, bool]:
         """What decides on the sweeps."""
-        return self.ways, self.apart, self.lean, self.again, self.online
+        return self.in_flight, self.own_pass, self.single_buffered, self.remat, self.online
 
 
 # Tried in turn, what needs less SBUF later (our choice, by time of attention at 1024 to 8192
-# positions). Sums over rows take memory, and the tensor engine has time to make values again.
+# positions). Sums over rows take memory, and the tensor engine has time to rematerialise values.
 _FORMS = (
-    _Form(2, young_first=True, apart=True),
-    _Form(2, apart=True),
-    _Form(2, young_first=True),
-    _Form(4, young_first=True),
-    _Form(2, lean=True),
-    _Form(1, young_first=True),
-    _Form(1, young_first=True, lean=True),
-    _Form(2, young_first=True, lean=True, again=True),
-    _Form(1, young_first=True, lean=True, again=True),
-    _Form(1, young_first=True, lean=True, again=True, alone=True),
+    _Form(2, newest_first=True, own_pass=True),
+    _Form(2, own_pass=True),
+    _Form(2, newest_first=True),
+    _Form(4, newest_first=True),
+    _Form(2, single_buffered=True),
+    _Form(1, newest_first=True),
+    _Form(1, newest_first=True, single_buffered=True),
+    _Form(2, newest_first=True, single_buffered=True, remat=True),
+    _Form(1, newest_first=True, single_buffered=True, remat=True),
+    _Form(1, newest_first=True, single_buffered=True, remat=True, no_overlap=True),
 )
 _FORMS_OF_SUMS = (
-    _Form(2, again=True),
-    _Form(4, again=True),
-    _Form(2, lean=True, again=True),
-    _Form(2, young_first=True, lean=True, again=True, alone=True),
-    _Form(1, young_first=True, lean=True, again=True),
-    _Form(1, young_first=True, lean=True, again=True, alone=True),
+    _Form(2, remat=True),
+    _Form(4, remat=True),
+    _Form(2, single_buffered=True, remat=True),
+    _Form(2, newest_first=True, single_buffered=True, remat=True, no_overlap=True),
+    _Form(1, newest_first=True, single_buffered=True, remat=True),
+    _Form(1, newest_first=True, single_buffered=True, remat=True, no_overlap=True),
 )
 
 # More row tiles load segments less often, two in flight keep engines busy, an online pass saves one
 # (our choice, by time of attention at 16384 and 32768 positions).
+_NARROW = _Form(1, newest_first=True, single_buffered=True, no_overlap=True, length=512, tiles=4)
 _STREAMED_FORMS = (
-    _Form(2, lean=True, online=True, length=2048, tiles=16),
-    _Form(2, lean=True, online=True, length=1024, tiles=8),
-    _Form(2, young_first=True, lean=True, length=2048, tiles=16),
-    _Form(2, lean=True, length=512, tiles=8),
-    _Form(1, young_first=True, lean=True, online=True, alone=True, length=512, tiles=4),
-    _Form(1, young_first=True, lean=True, alone=True, length=512, tiles=4),
+    _Form(2, single_buffered=True, online=True, length=2048, tiles=16),
+    _Form(2, single_buffered=True, online=True, length=1024, tiles=8),
+    _Form(2, newest_first=True, single_buffered=True, length=2048, tiles=16),
+    _Form(2, single_buffered=True, length=512, tiles=8),
+    replace(_NARROW, online=True),
+    _NARROW,
 )
 
-# A longer segment loads the rows less often; values made again leave room for one (our choice, by
-# time of the gradients of keys and values at 32768 and 65536 positions).
-_SHORT = _Form(2, young_first=True, lean=True, again=True, alone=True, outside=True, tiles=8)
+# A longer segment loads the rows less often; values rematerialised leave room for one (our choice,
+# by time of the gradients of keys and values at 32768 and 65536 positions).
+_SHORT = replace(_NARROW, in_flight=2, remat=True, outside=True, tiles=8)
 _OUTSIDE_FORMS = (
     *(
-        _Form(2, lean=True, again=True, length=length, tiles=8, outside=True)
+        _Form(2, single_buffered=True, remat=True, length=length, tiles=8, outside=True)
         for length in (8192, 4096, 2048)
     ),
     replace(_SHORT, length=1024),
-    replace(_SHORT, ways=1, length=512, tiles=4),
+    replace(_SHORT, in_flight=1, length=512, tiles=4),
 )
 
 # Bands of rows with columns of their own: each repeats the code (our choice).
@@ -122,12 +123,12 @@ _WHOLE_BYTES = 16384
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """The row is walked in segments of up to `length` points of `atom`; `tiles` row tiles share
+    """The row is walked in segments of up to `length` points of `iter_dim`; `tiles` row tiles share
     what is loaded for one. Where rows add up nothing over it, segments may lie `outside` of the
     rows: then all rows share it, and sums over rows are complete segment by segment.
     """
 
-    atom: int
+    iter_dim: int
     length: int
     tiles: int
     outside: bool
@@ -141,19 +142,19 @@ class RowPlan:
     roles: Roles
     run: dict[int, int]  # level of the stage every value is made in
     passes: tuple[Pass, ...]  # stages in the order they run, over segments where a row is streamed
-    strips: frozenset[int]  # values that are kept whole for later stages
-    read_whole: frozenset[int]  # strips that a sum reads while it is swept along another atom
-    vectors: Numbers  # values without the row atom, made once for all rows
-    turned: dict[int, DType]  # element type in which contractions need a value transposed
-    order: Atoms  # parallel loops, outermost first
-    fold: dict[int, int]  # neighbours of an inner atom that share a partition of panels
-    whole: frozenset[int]  # operands that are loaded transposed for all rows, like panels
-    engines: Balance  # who does what more than one engine can do
+    row_buffers: frozenset[int]  # row-resident: values that are kept whole for later stages
+    read_whole: frozenset[int]  # those that a sum reads while it is swept along another iter dim
+    vectors: Numbers  # values without the row iter dim, made once for all rows
+    transposed: dict[int, DType]  # element type in which contractions need a value transposed
+    order: IterDims  # parallel loops, outermost first
+    fold: dict[int, int]  # neighbours of an inner iter dim that share a partition of packed tiles
+    whole: frozenset[int]  # operands that are loaded transposed for all rows, like packed tiles
+    engines: EngineAssignment  # who does what more than one engine can do
     bank_of: Mapping[int, int]  # the product whose PSUM bank a value takes over
-    ways: int = 1  # row tiles in flight
-    young_first: bool = True  # of groups (see `nest.py`)
-    alone: bool = False  # groups do not overlap
-    lean: bool  # each panel and sum is held once, and panels arrive in small parts
+    in_flight: int = 1  # row tiles in flight
+    newest_first: bool = True  # of groups (see `nest.py`)
+    no_overlap: bool = False  # groups do not overlap
+    single_buffered: bool  # each packed tile and sum is held once, and tiles arrive in small parts
     streamed: Streamed | None = None
 
     @property
@@ -174,46 +175,46 @@ class RowPlan:
 
     @property
     def row(self) -> int:
-        """The row atom."""
+        """The row iter dim."""
         return self.roles.row
 
     @property
     def stream(self) -> int:
-        """The streamed atom, or that there is none."""
-        return self.streamed.atom if self.streamed else NO_ATOM
+        """The streamed iter dim, or that there is none."""
+        return self.streamed.iter_dim if self.streamed else NO_DIM
 
-    def points(self, atom: int) -> int:
-        """Points of an atom that are on chip at a time."""
-        size, streamed = self.space.sizes[atom], self.streamed
-        return min(size, streamed.length) if streamed and streamed.atom == atom else size
+    def points(self, iter_dim: int) -> int:
+        """Points of an iter dim that are on chip at a time."""
+        size, streamed = self.space.sizes[iter_dim], self.streamed
+        return min(size, streamed.length) if streamed and streamed.iter_dim == iter_dim else size
 
-    def points_of_sum(self, atom: int) -> int:
-        """Points of an atom that a sum over rows has on chip at a time."""
+    def points_of_sum(self, iter_dim: int) -> int:
+        """Points of an iter dim that a sum over rows has on chip at a time."""
         outside = self.streamed and self.streamed.outside
-        return self.points(atom) if outside else self.space.sizes[atom]
+        return self.points(iter_dim) if outside else self.space.sizes[iter_dim]
 
     def streams(self, number: int) -> bool:
-        """Whether a value spans the streamed atom."""
-        return self.stream in self.space[number].atoms
+        """Whether a value spans the streamed iter dim."""
+        return self.stream in self.space[number].iter_dims
 
     def carries(self, number: int) -> bool:
-        """Whether a row value adds up the streamed atom, segment by segment."""
+        """Whether a row value adds up the streamed iter dim, segment by segment."""
         return self.stream in self.space[number].over
 
     def inner(self, number: int) -> int | None:
-        """The inner atom a row value spans."""
+        """The inner iter dim a row value spans."""
         return inner_of(self.roles, self.space[number])
 
-    def panel_atoms(self, number: int, operand: int) -> Atoms:
-        """What a panel of an operand of contraction `number` spans beside k."""
+    def packed_iter_dims(self, number: int, operand: int) -> IterDims:
+        """What a packed tile of an operand of contraction `number` spans beside k."""
         (depth,) = self.space[number].over
         inside = self.roles.inner | {self.roles.row}
-        return tuple(self.space[operand].atoms & inside - {depth})
+        return tuple(self.space[operand].iter_dims & inside - {depth})
 
     def is_natural(self, number: int, operand: int) -> bool:
-        """Whether a panel arrives with k along its rows, and is transposed on the way."""
+        """Whether a packed tile arrives with k along its rows, and is transposed on the way."""
         (depth,) = self.space[number].over
-        return is_natural(self.space, operand, depth, self.panel_atoms(number, operand))
+        return is_natural(self.space, operand, depth, self.packed_iter_dims(number, operand))
 
     def operand_type(self, number: int) -> DType:
         """Element type both operands of contraction `number` have in SBUF."""
@@ -225,13 +226,13 @@ def _operand_type(space: Space, number: int) -> DType:
     return DType.F32 if DType.F32 in types else types[0]
 
 
-def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
-    """Plans for everything `sinks` need, the one with most row tiles in flight first.
+def plan_rows(space: Space, roots: Iterable[int], room: Room) -> list[RowPlan]:
+    """Plans for everything `roots` need, the one with most row tiles in flight first.
 
     Raises: CompileError when the kernel is no row kernel, CapacityError when nothing fits.
     """
     failure: CapacityError | None = None
-    for row_space, last, roles in rows_by_work(*defer_scaling(space, sinks)):
+    for row_space, last, roles in rows_by_work(*defer_scaling(space, roots)):
         try:
             return _for_row(row_space, last, roles, room)
         except CapacityError as error:
@@ -241,26 +242,26 @@ def plan_rows(space: Space, sinks: Iterable[int], room: Room) -> list[RowPlan]:
 
 
 def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
-    """Plans that fit for one row atom; streamed ones too where no other has two row tiles in
+    """Plans that fit for one row iter dim; streamed ones too where no other has two row tiles in
     flight, those first that take fewer passes. Raises CapacityError when none does.
     """
     made, values = _fused(space, last, roles, room)
-    roles = roles_for(made, _sinks_of(made, values), roles.row)
+    roles = roles_for(made, _roots_of(made, values), roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
     plans = _planned(made, roles, forms, room)
     fitting = _fitting(plans, room)
-    if any(p.ways > 1 for p in fitting):
+    if any(p.in_flight > 1 for p in fitting):
         return fitting
-    atom = max(roles.inner, key=lambda a: (made.sizes[a], a))
-    # Products over the streamed atom are added up in parts, so they are fp32.
-    sinks = _sinks_of(made, (*roles.rows, *roles.late))
-    wide, last = wide_products(made, sinks, roles.row, atom)
+    iter_dim = max(roles.inner, key=lambda a: (made.sizes[a], a))
+    # Products over the streamed iter dim are added up in parts, so they are fp32.
+    roots = _roots_of(made, (*roles.rows, *roles.late))
+    wide, last = wide_products(made, roots, roles.row, iter_dim)
     wide_roles = roles_for(wide, last, roles.row)
-    streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, atom)
+    streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, iter_dim)
     outside = [
         plan
-        for atom in _complete_apart(made, roles)
-        for plan in _planned(made, roles, _OUTSIDE_FORMS, room, atom)
+        for a in _complete_apart(made, roles)
+        for plan in _planned(made, roles, _OUTSIDE_FORMS, room, a)
     ]
     found = sorted([*fitting, *_fitting(streamed, room)], key=lambda p: not p.online)
     found = [*_fitting(outside, room), *found]
@@ -270,10 +271,10 @@ def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> lis
 
 
 def _complete_apart(space: Space, roles: Roles) -> list[int]:
-    """The longest inner atom of which every segment has sums and stores of its own."""
+    """The longest inner iter dim of which every segment has sums and stores of its own."""
     values = space.values
     ends = [*roles.sums, *(n for n in roles.rows if values[n].op in STORES)]
-    spanned = roles.inner.intersection(*(values[n].atoms for n in ends))
+    spanned = roles.inner.intersection(*(values[n].iter_dims for n in ends))
     added = {a for n in roles.rows if n not in roles.sums for a in values[n].over}
     order = _parallel_order(space, roles)
     nested = len({sum_depth(order, values[n]) for n in roles.sums}) == 1
@@ -284,12 +285,12 @@ def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
     return [p for p in plans if size_of(p, room.limits).total <= room.budget]
 
 
-def _sinks_of(space: Space, numbers: Iterable[int]) -> list[int]:
+def _roots_of(space: Space, numbers: Iterable[int]) -> list[int]:
     return [n for n in numbers if space[n].op in STORES]
 
 
 def _planned(
-    space: Space, roles: Roles, forms: Iterable[_Form], room: Room, streamed: int = NO_ATOM
+    space: Space, roles: Roles, forms: Iterable[_Form], room: Room, streamed: int = NO_DIM
 ) -> list[RowPlan]:
     """A plan for every form."""
     forms = [replace(form, streamed=streamed) for form in forms]
@@ -305,58 +306,58 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
     """The plan of a form for one row tile."""
     space = replace(space, values=list(space.values))
     sweeping = Sweeping(
-        whole=frozenset() if form.lean else _whole_operands(space, roles),
-        vectors=_free_vectors(space, roles) if form.lean else frozenset(),
-        early=form.again or form.streamed != NO_ATOM,
+        whole=frozenset() if form.single_buffered else _whole_operands(space, roles),
+        vectors=_free_vectors(space, roles) if form.single_buffered else frozenset(),
+        early=form.remat or form.streamed != NO_DIM,
         streamed=form.streamed,
         online=form.online,
     )
-    if form.apart:
-        sweeping = replace(sweeping, apart=frozenset(_turned(space, roles, sweeping.whole)))
+    if form.own_pass:
+        sweeping = replace(sweeping, own_pass=frozenset(_transposed(space, roles, sweeping.whole)))
     levels = Levels(space, roles, sweeping)
-    if form.streamed != NO_ATOM:
+    if form.streamed != NO_DIM:
         levels = _rewritten(levels, made_in_passes(levels))
-    if form.again:
-        levels = _rewritten(levels, made_again(levels))
-    space, roles, strips = levels.space, levels.roles, levels.strips()
-    turned = _turned(space, roles, sweeping.whole)
-    over = Banks(space, roles, levels.run, {*strips, *turned}).overwritten()
-    work = Work(space, roles, levels.run, turned, over.pairs, form.ways, room)
+    if form.remat:
+        levels = _rewritten(levels, rematerialised(levels))
+    space, roles, row_buffers = levels.space, levels.roles, levels.row_buffers()
+    transposed = _transposed(space, roles, sweeping.whole)
+    over = Banks(space, roles, levels.run, {*row_buffers, *transposed}).reused()
+    work = Work(space, roles, levels.run, transposed, over.pairs, form.in_flight, room)
     return RowPlan(
         space=space,
         roles=roles,
         run=levels.run,
         passes=levels.in_passes(),
-        strips=strips,
-        read_whole=levels.read_whole(strips),
+        row_buffers=row_buffers,
+        read_whole=levels.read_whole(row_buffers),
         vectors=tuple(n for n in roles.shared if n not in levels.run),
-        turned=turned,
+        transposed=transposed,
         order=_parallel_order(space, roles),
         fold={},
         whole=sweeping.whole,
-        engines=work.balanced(),
+        engines=work.assigned(),
         bank_of=over.bank_of,
-        lean=form.lean,
+        single_buffered=form.single_buffered,
     )
 
 
-def _rewritten(levels: Levels, again: Again) -> Levels:
-    """`levels` with values made again where they would be kept."""
-    sinks = [again.number[n] for n in _sinks_of(levels.space, (*levels.run, *levels.roles.late))]
-    roles = roles_for(again.space, sinks, levels.roles.row)
+def _rewritten(levels: Levels, remat: Remat) -> Levels:
+    """`levels` with values rematerialised where they would be kept."""
+    roots = [remat.number[n] for n in _roots_of(levels.space, (*levels.run, *levels.roles.late))]
+    roles = roles_for(remat.space, roots, levels.roles.row)
     in_sweeps = bool(levels.sweeping.vectors)
     sweeping = replace(
         levels.sweeping,
-        vectors=_free_vectors(again.space, roles) if in_sweeps else frozenset(),
-        apart=frozenset(again.number[n] for n in levels.sweeping.apart),
-        again=again.copies,
+        vectors=_free_vectors(remat.space, roles) if in_sweeps else frozenset(),
+        own_pass=frozenset(remat.number[n] for n in levels.sweeping.own_pass),
+        remat=remat.copies,
     )
-    return Levels(again.space, roles, sweeping)
+    return Levels(remat.space, roles, sweeping)
 
 
 def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
-    """Values without the row atom that follow from counts and constants: blocks of them are made
-    where they are read, unless a vector that is held for all rows reads them too.
+    """Values without the row iter dim that follow from counts and constants: blocks of them are
+    made where they are read, unless a vector that is held for all rows reads them too.
     """
     ops = {"iota", *CODELESS, "compare", "convert"}
     free = {
@@ -368,31 +369,31 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
 
 
 def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
-    """The plan with `ways` row tiles to a group, whose columns are folded as many times: groups of
+    """The plan with the row tiles `in_flight` in a group, columns folded as many times: groups of
     masked rows then begin and end with a folded block. What is transposed as it arrives has its k
     in order, and so has then the other operand; so have segments.
     """
-    ways, block = form.ways, limits.contraction_max * form.ways
+    in_flight, block = form.in_flight, limits.contraction_max * form.in_flight
     ordered, sizes = {*_ordered(plan), form.streamed}, plan.space.sizes
     folded = [a for a in plan.roles.inner if a not in ordered and sizes[a] % block == 0]
     segments = Streamed(form.streamed, form.length, form.tiles, form.outside)
     return replace(
         plan,
-        ways=ways,
-        fold=dict.fromkeys(folded, ways) if ways > 1 else {},
-        streamed=segments if form.streamed != NO_ATOM else None,
-        young_first=form.young_first,
-        alone=form.alone,
+        in_flight=in_flight,
+        fold=dict.fromkeys(folded, in_flight) if in_flight > 1 else {},
+        streamed=segments if form.streamed != NO_DIM else None,
+        newest_first=form.newest_first,
+        no_overlap=form.no_overlap,
     )
 
 
 def _ordered(plan: RowPlan) -> set[int]:
-    """Inner atoms that a panel of some contraction is transposed along."""
+    """Inner iter dims that a packed tile of some contraction is transposed along."""
     found: set[int] = set()
     for number, value in enumerate(plan.space.values):
         if value.op == "contract" and value.over <= plan.roles.inner:
-            panels = [n for n in value.inputs if n not in plan.turned]
-            if any(plan.is_natural(number, n) for n in panels):
+            packed = [n for n in value.inputs if n not in plan.transposed]
+            if any(plan.is_natural(number, n) for n in packed):
                 found |= value.over
     return found
 
@@ -410,12 +411,12 @@ def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
     )
 
 
-def _fused(space: Space, sinks: Sequence[int], roles: Roles, room: Room) -> OfSinks:
+def _fused(space: Space, roots: Sequence[int], roles: Roles, room: Room) -> OfRoots:
     def points(value: Value) -> int:
         most = room.limits.moving_max
-        return math.prod(min(space.sizes[a], most) for a in value.atoms & roles.inner)
+        return math.prod(min(space.sizes[a], most) for a in value.iter_dims & roles.inner)
 
-    return fusion.fuse(space, space.slice(sinks), points, room.rates)
+    return fusion.fuse(space, space.slice(roots), points, room.rates)
 
 
 def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
@@ -423,7 +424,7 @@ def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
     all rows at once: their transfers then move long runs, and well before the rows need them.
     """
     found: set[int] = set()
-    for n, (tall, _) in roles.panels.items():
+    for n, (tall, _) in roles.packed.items():
         ops = {space[m].op for m in space.slice([tall])}
         (depth,) = space[n].over
         short = space.sizes[roles.row] * _operand_type(space, n).bytes <= _WHOLE_BYTES
@@ -433,9 +434,9 @@ def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
     return frozenset(found)
 
 
-def _turned(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DType]:
+def _transposed(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DType]:
     found: dict[int, DType] = {}
-    for n, (tall, _) in roles.panels.items():
+    for n, (tall, _) in roles.packed.items():
         if tall in whole:
             continue
         wanted = _operand_type(space, n)
@@ -443,21 +444,21 @@ def _turned(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DTyp
     return found
 
 
-def _parallel_order(space: Space, roles: Roles) -> Atoms:
-    """Parallel loops: those that choose other panels outside, those that sums run over inside."""
+def _parallel_order(space: Space, roles: Roles) -> IterDims:
+    """Parallel loops: those that choose what is packed outside, those that sums run over inside."""
     summed = {a for n in roles.sums for a in space[n].over}
-    chosen = {a for _, p in roles.panels.values() for a in space[p].atoms}
-    stores = [v.walk for v in space.values if v.op == "store" and v.walk]
+    chosen = {a for _, p in roles.packed.values() for a in space[p].iter_dims}
+    stores = [v.map for v in space.values if v.op == "store" and v.map]
 
-    def rank(atom: int) -> tuple[bool, bool, int, int]:
-        step = max((abs(w.stride(atom)) for w in stores), default=0)
-        return atom in summed, atom not in chosen, -step, atom
+    def rank(iter_dim: int) -> tuple[bool, bool, int, int]:
+        step = max((abs(w.stride(iter_dim)) for w in stores), default=0)
+        return iter_dim in summed, iter_dim not in chosen, -step, iter_dim
 
     order = tuple(sorted(roles.parallel, key=rank))
     for n in roles.sums:
         value = space[n]
         inside = order[sum_depth(order, value) :]
-        if not set(inside) <= value.over or not set(order) <= value.over | value.atoms:
+        if not set(inside) <= value.over or not set(order) <= value.over | value.iter_dims:
             raise CompileError(
                 "SW_CODEGEN_ROWS",
                 f"kernel {space.name} requires sums over rows whose parallel loops nest",

@@ -1,4 +1,4 @@
-"""Contractions with panels, and transposes, of row tiles on their way.
+"""Contractions with packed tiles, and transposes, of row tiles on their way.
 
 A product leaves PSUM at once, unless all its readers reach it there. Transposes of several chunks
 share a bank and a copy. Next: `group.py` calls them in the order of the plan.
@@ -14,10 +14,10 @@ from shardwright.compiler.codegen.domain import Value
 from shardwright.compiler.codegen.rows.columns import Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided
 from shardwright.compiler.codegen.rows.engines import READ_PSUM, Copy
-from shardwright.compiler.codegen.rows.facts import Range
-from shardwright.compiler.codegen.rows.panels import Panel
+from shardwright.compiler.codegen.rows.interval_analysis import Range
+from shardwright.compiler.codegen.rows.packing import Packed
+from shardwright.compiler.codegen.rows.pipelining import Iteration
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.rows.skew import Flight
 from shardwright.compiler.codegen.rows.sums import Sums
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
@@ -27,10 +27,10 @@ from shardwright.compiler.isa.program import Engine
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What row tiles of a parallel point share; `segments`: runs of atoms on chip in part."""
+    """What row tiles of a parallel point share; `segments`: runs of iter dims on chip in part."""
 
-    panels: Mapping[int, Panel]
-    whole: Mapping[int, Panel]
+    packed: Mapping[int, Packed]
+    whole: Mapping[int, Packed]
     sums: Sums
     columns: Columns
     held: Mapping[int, Held]
@@ -40,75 +40,75 @@ class Shared:
 class Products(Frame):
     """The tensor engine's part of the code of a group of row tiles.
 
-    `held` has the values of the group or of the block at hand, `turned` what is transposed. `rows`
-    (first, end) are all rows that this code ever works on.
+    `held` has the values of the group or of the block at hand, `transposed` what is transposed.
+    `rows` (first, end) are all rows that this code ever works on.
     """
 
     def __init__(self, plan: RowPlan, scope: Scope, shared: Shared, rows: Range) -> None:
         super().__init__(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span = plan, scope, rows
-        self.panels, self.whole = shared.panels, shared.whole
+        self.packed, self.whole = shared.packed, shared.whole
         self.sums, self.columns, self.segments = shared.sums, shared.columns, shared.segments
         self.held = dict(shared.held)
         self.users = plan.space.users((*plan.roles.rows, *plan.roles.sums))
-        self.turned: dict[int, Held] = {}
+        self.transposed: dict[int, Held] = {}
         self.decided = Decided()  # of the block at hand
-        self.flight: Flight | None = None  # of the block at hand, in a skewed sweep
+        self.iteration: Iteration | None = None  # of the block at hand, in a pipelined sweep
 
-    def unit(self, atom: int) -> int:
-        """Points of an atom in one transposed chunk."""
-        return min(self.space.sizes[atom], self.builder.limits.transpose_max)
+    def unit(self, iter_dim: int) -> int:
+        """Points of an iter dim in one transposed chunk."""
+        return min(self.space.sizes[iter_dim], self.builder.limits.transpose_max)
 
-    def runs(self, atom: int) -> tuple[Run, ...]:
-        """Runs of blocks of an atom, counted from the first point that is on chip."""
-        found = self.segments.get(atom)
-        return self.columns.runs(atom, self.span) if found is None else found
+    def runs(self, iter_dim: int) -> tuple[Run, ...]:
+        """Runs of blocks of an iter dim, counted from the first point that is on chip."""
+        found = self.segments.get(iter_dim)
+        return self.columns.runs(iter_dim, self.span) if found is None else found
 
-    def position(self, atom: int | None, scope: Scope) -> Affine:
-        """Where `scope` is among the points of an atom that are on chip."""
-        return scope.box(atom).origin + self.scope.box(atom).origin * -1
+    def position(self, iter_dim: int | None, scope: Scope) -> Affine:
+        """Where `scope` is among the points of an iter dim that are on chip."""
+        return scope.box(iter_dim).origin + self.scope.box(iter_dim).origin * -1
 
     def product(self, number: int, value: Value, scope: Scope) -> None:
-        """One bank of a contraction with a panel: every chunk of the summed atom."""
-        panel, (tall, _) = self.panels[number], self.plan.roles.panels[number]
-        atom, rows = self.plan.inner(number), self.rows(scope)
-        width = scope.extent(atom)
-        first = self.position(atom, scope) * panel.column_step
-        turned, step, between = self._stationary(number, tall, scope)
+        """One bank of a contraction with a packed tile: every chunk of the summed iter dim."""
+        packed, (tall, _) = self.packed[number], self.plan.roles.packed[number]
+        iter_dim, rows = self.plan.inner(number), self.rows(scope)
+        width = scope.extent(iter_dim)
+        first = self.position(iter_dim, scope) * packed.column_step
+        transposed, step, between = self._stationary(number, tall, scope)
         bank = self._bank(number, value, scope)
         out = scope.flat(bank, rows, width)
 
         def multiply(place: Scope, chunk: Affine, depth: int, zero: ZeroWhen) -> None:
-            stationary = place.on_chip(turned, depth, ((between, rows),), chunk * step)
-            across = ((panel.column_step, width),)
-            moving = place.on_chip(panel.held, depth, across, chunk * panel.chunk_step + first)
+            stationary = place.on_chip(transposed, depth, ((between, rows),), chunk * step)
+            across = ((packed.column_step, width),)
+            moving = place.on_chip(packed.held, depth, across, chunk * packed.chunk_step + first)
             place.matmul(out, (stationary, moving), zero)
 
         first_range = True
-        for start, count in self._chunks(number, panel):
+        for start, count in self._chunks(number, packed):
             if count > 1:
                 inner = scope.loop(count)
                 chunk = Affine(start, ((inner.register, 1),))
                 zero = (inner.register,) if first_range else None
-                multiply(inner, chunk, panel.height, zero)
+                multiply(inner, chunk, packed.height, zero)
             else:
-                depth = panel.tail if start == panel.full else panel.height
+                depth = packed.tail if start == packed.full else packed.height
                 multiply(scope, Affine(start), depth, () if first_range else None)
             first_range = False
         self._evict(number, value, bank, scope)
 
     def _bank(self, number: int, value: Value, scope: Scope) -> Held:
-        """PSUM for a product; what a later phase reads there belongs to its flight."""
-        atom, flight = self.plan.inner(number), self.flight
-        strides = {} if atom is None else {atom: 1}
-        kept = flight and number in flight.crossing and self._stays(number, value)
+        """PSUM for a product; what a later phase reads there belongs to its iteration."""
+        iter_dim, iteration = self.plan.inner(number), self.iteration
+        strides = {} if iter_dim is None else {iter_dim: 1}
+        kept = iteration and number in iteration.crossing and self._stays(number, value)
         return replace(self.psum("kept" if kept else "product", number, scope), strides=strides)
 
     def psum(self, name: str, number: int, scope: Scope) -> Held:
-        """A PSUM bank for value `number`; blocks of a skewed sweep use the same ones in turn."""
-        if self.flight is None:
+        """A PSUM bank for value `number`; blocks of a pipelined sweep use the same ones in turn."""
+        if self.iteration is None:
             return scope.psum(name)
-        places = self.flight.places
+        places = self.iteration.places
         banks = places.kept if name == "kept" else places.banks
         if (name, number) not in banks:
             banks[name, number] = places.home.psum(name, slots=1)
@@ -117,25 +117,25 @@ class Products(Frame):
     def _stationary(self, number: int, tall: int, scope: Scope) -> tuple[Held, int, int]:
         """The transposed operand of a product: (where, elements between chunks, between rows)."""
         if number in self.whole:
-            panel = self.whole[number]
-            row = {self.plan.row: panel.column_step}
-            held = placed(Held(panel.held.tile, row, panel.held.offset), scope)
-            return held, panel.chunk_step, panel.column_step
-        return placed(self.turned[tall], scope), self.rows(scope), 1
+            packed = self.whole[number]
+            row = {self.plan.row: packed.column_step}
+            held = placed(Held(packed.held.tile, row, packed.held.offset), scope)
+            return held, packed.chunk_step, packed.column_step
+        return placed(self.transposed[tall], scope), self.rows(scope), 1
 
-    def _chunks(self, number: int, panel: Panel) -> list[tuple[int, int]]:
-        """(first chunk, how many) of the summed atom that were computed, a short last one alone."""
+    def _chunks(self, number: int, packed: Packed) -> list[tuple[int, int]]:
+        """(first chunk, how many) of the summed iter dim that are computed, a short last alone."""
         (over,) = self.space[number].over
         found: list[tuple[int, int]] = []
         for run in self.runs(over):
             end = run.piece.start + run.piece.extent * run.piece.trip
-            first, last = run.piece.start // panel.height, end // panel.height
+            first, last = run.piece.start // packed.height, end // packed.height
             if last > first and found and sum(found[-1]) == first:
                 found[-1] = (found[-1][0], last - found[-1][0])
             elif last > first:
                 found.append((first, last - first))
-            if end % panel.height:
-                found.append((panel.full, 1))
+            if end % packed.height:
+                found.append((packed.full, 1))
         return found
 
     def _evict(self, number: int, value: Value, bank: Held, scope: Scope) -> None:
@@ -165,7 +165,7 @@ class Products(Frame):
             return False
         here = self.decided.sharing(number)
         users = {u for n in here for u in self.users.get(n, ())}.difference(here)
-        moved = any(n in self.plan.strips or n in self.plan.turned for n in here)
+        moved = any(n in self.plan.row_buffers or n in self.plan.transposed for n in here)
         rounded = value.dtype is not DType.F32 or self.plan.inner(number) is None
         return not moved and not rounded and all(self._reads_psum(u) for u in users)
 
@@ -176,13 +176,14 @@ class Products(Frame):
         floats = all(t.is_float for t in (value.dtype, *mixed))
         return value.op in READ_PSUM and floats and number not in self.plan.roles.sums
 
-    def turn(self, number: int, scope: Scope) -> None:
+    def transpose(self, number: int, scope: Scope) -> None:
         """Transpose the columns at hand of a value, several chunks to a bank and a copy."""
-        atom = self.plan.inner(number)
-        assert atom is not None
-        box, unit, rows = scope.boxes[atom], self.unit(atom), self.rows(scope)
-        bank, turned = self.psum("turned", number, scope), placed(self.turned[number], scope)
-        fold, engine = self.plan.fold.get(atom, 1), self._copier(Copy(number, turned=True))
+        iter_dim = self.plan.inner(number)
+        assert iter_dim is not None
+        box, unit, rows = scope.boxes[iter_dim], self.unit(iter_dim), self.rows(scope)
+        bank = self.psum("turned", number, scope)
+        transposed = placed(self.transposed[number], scope)
+        fold, engine = self.plan.fold.get(iter_dim, 1), self._copier(Copy(number, transposed=True))
         for chunk in range(-(-box.extent // unit)):
             size = min(unit, box.extent - chunk * unit)
             start = chunk // fold * fold * unit + chunk % fold
@@ -190,11 +191,11 @@ class Products(Frame):
             source = scope.on_chip(self.held[number], rows, ((fold, size),), start)
             scope.transpose(out, source)
         full, tail = divmod(box.extent, unit)
-        first = divided(self.position(atom, scope), unit)
+        first = divided(self.position(iter_dim, scope), unit)
         for chunk, count, size in ((0, full, unit), (full, 1, tail)):
             if count and size:
                 across = ((1, count * rows),)
-                out = scope.on_chip(turned, size, across, (first + chunk) * rows)
+                out = scope.on_chip(transposed, size, across, (first + chunk) * rows)
                 source = scope.on_chip(bank, size, across, chunk * rows)
                 scope.copy(engine, out, source)
 

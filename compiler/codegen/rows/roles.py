@@ -1,9 +1,9 @@
-"""What every value of a row kernel is for: rows, panels, sums over rows, and what follows them.
+"""What every value of a row kernel is for: rows, packed operands, sums over rows, what follows.
 
-One atom, `row`, lies on the partitions. Atoms that contractions and reductions run over or produce
-are `inner`: they lie along the free dims. All others are `parallel`: loops of single points. Sums
-over parallel points or rows are complete only behind those loops. A choice of the row atom that
-breaks a rule is refused with the rule; `rows_by_work` begins with the choice of least extra work.
+One iter dim, `row`, lies on the partitions. Iter dims that contractions and reductions run over or
+produce are `inner`: they lie along the free dims. All others are `parallel`: loops of single
+points. Sums over parallel points or rows are complete only behind those loops. A choice of `row`
+that breaks a rule is refused with the rule; `rows_by_work` begins with that of least extra work.
 """
 
 from __future__ import annotations
@@ -23,75 +23,75 @@ class Roles:
     row: int
     inner: frozenset[int]
     parallel: frozenset[int]
-    rows: Numbers  # that span the row atom
-    sums: Numbers  # contractions and reductions over it or over parallel atoms
+    rows: Numbers  # that span the row iter dim
+    sums: Numbers  # contractions and reductions over it or over parallel iter dims
     late: Numbers  # that follow from sums
     shared: Numbers  # that span neither and are read elementwise
-    panels: dict[int, tuple[int, int]]  # row contraction: (operand with the row atom, the other)
+    packed: dict[int, tuple[int, int]]  # row contraction: (operand with `row`, the other)
 
 
 def inner_of(roles: Roles, value: Value) -> int | None:
-    """The one inner atom of a row value, None when it has none."""
-    return next(iter(value.atoms & roles.inner), None)
+    """The one inner iter dim of a row value, None when it has none."""
+    return next(iter(value.iter_dims & roles.inner), None)
 
 
 class RefusedError(Exception):
     """What was tried does not work, and why."""
 
 
-def rows_by_work(space: Space, sinks: Iterable[int]) -> list[tuple[Space, Numbers, Roles]]:
-    """(space whose sums add up columns first, `sinks` in it, roles) for every row atom that works,
-    the one first that leaves least work outside plain row arithmetic.
+def rows_by_work(space: Space, roots: Iterable[int]) -> list[tuple[Space, Numbers, Roles]]:
+    """(space whose sums add up columns first, `roots` in it, roles) for every row iter dim that
+    works, the one first that leaves least work outside plain row arithmetic.
 
-    Raises CompileError SW_CODEGEN_ROWS when no atom can be the row atom.
+    Raises CompileError SW_CODEGEN_ROWS when no iter dim can be the row iter dim.
     """
-    sinks = tuple(sinks)
+    roots = tuple(roots)
     found: list[tuple[Space, Numbers, Roles]] = []
     why: list[str] = []
-    for atom in sorted(space.sizes, key=lambda a: (-space.sizes[a], a)):
-        inner = _inner_atoms(space, space.slice(sinks), atom)
-        stepped, last = columns_first(space, sinks, atom, inner)
+    for iter_dim in sorted(space.sizes, key=lambda a: (-space.sizes[a], a)):
+        inner = _inner_iter_dims(space, space.slice(roots), iter_dim)
+        stepped, last = columns_first(space, roots, iter_dim, inner)
         try:
-            found.append((stepped, last, roles_for(stepped, last, atom)))
+            found.append((stepped, last, roles_for(stepped, last, iter_dim)))
         except RefusedError as refused:
-            why.append(f"atom {atom}: {refused}")
+            why.append(f"iteration dim {iter_dim}: {refused}")
     if not found:
         raise CompileError(
             "SW_CODEGEN_ROWS",
-            f"kernel {space.name} requires an atom that can be tiled over all its contractions,"
-            f" got none ({'; '.join(why)})",
+            f"kernel {space.name} requires an iteration dim that can be tiled over all its"
+            f" contractions, got none ({'; '.join(why)})",
             hint="lower the contractions to kernels of their own",
         )
     return sorted(found, key=lambda made: _extra_work(made[0], made[2]))
 
 
 def _extra_work(space: Space, roles: Roles) -> tuple[int, int, int]:
-    """Row atoms shorter than the partitions last; then fewest sums and vectors read by rows."""
+    """Row iter dims shorter than the partitions last; then fewest sums and vectors read by rows."""
     short = int(space.sizes[roles.row] < 64)
-    return short, len(roles.sums) + len(roles.shared) + len(roles.panels), -space.sizes[roles.row]
+    return short, len(roles.sums) + len(roles.shared) + len(roles.packed), -space.sizes[roles.row]
 
 
-def roles_for(space: Space, sinks: Iterable[int], row: int) -> Roles:
-    """The roles of everything `sinks` need when `row` is the row atom. Raises RefusedError."""
-    return _Analysis(space, tuple(space.slice(sinks)), row).roles()
+def roles_for(space: Space, roots: Iterable[int], row: int) -> Roles:
+    """The roles of everything `roots` need when `row` is the row iter dim. Raises RefusedError."""
+    return _Analysis(space, tuple(space.slice(roots)), row).roles()
 
 
 class _Analysis:
-    """One kernel, one row atom."""
+    """One kernel, one row iter dim."""
 
     def __init__(self, space: Space, values: Numbers, row: int) -> None:
         self.space, self.values, self.row = space, values, row
         self.late: set[int] = set()
-        self.panels: dict[int, tuple[int, int]] = {}
+        self.packed: dict[int, tuple[int, int]] = {}
         self.sums: list[int] = []
-        self.inner = _inner_atoms(space, values, row)
+        self.inner = _inner_iter_dims(space, values, row)
 
     def roles(self) -> Roles:
         for n in self.values:
             self._visit(n, self.space[n])
         rows = [n for n in self.values if self._is_row(n) and n not in self.late]
-        require(bool(rows) and bool(self.panels), "no contraction keeps it")
-        spanned = {a for n in rows for a in self.space[n].atoms} - {self.row}
+        require(bool(rows) and bool(self.packed), "no contraction keeps it")
+        spanned = {a for n in rows for a in self.space[n].iter_dims} - {self.row}
         parallel = spanned - self.inner
         roles = Roles(
             row=self.row,
@@ -101,13 +101,13 @@ class _Analysis:
             sums=tuple(self.sums),
             late=tuple(n for n in self.values if n in self.late and n not in self.sums),
             shared=self._shared(rows),
-            panels=self.panels,
+            packed=self.packed,
         )
         self._check(roles)
         return roles
 
     def _is_row(self, number: int) -> bool:
-        return self.row in self.space[number].atoms
+        return self.row in self.space[number].iter_dims
 
     def _visit(self, n: int, value: Value) -> None:
         late = [i for i in value.inputs if i in self.late]
@@ -139,54 +139,57 @@ class _Analysis:
     def _row_contract(self, n: int, value: Value) -> None:
         a, b = value.inputs
         require(self._is_row(a) != self._is_row(b), "both operands of a contraction span it")
-        tall, panel = (a, b) if self._is_row(a) else (b, a)
-        made = {self.space[m].op for m in self.space.slice([panel])}
-        require(not made & {"contract", "reduce"}, "a panel is not arithmetic on loads")
-        spans = [self.space[m].atoms for m in (tall, panel)]
-        require(len(value.over) == 1 and value.over <= spans[0] & spans[1], "several summed atoms")
-        types = {self.space[m].dtype for m in (tall, panel)}
+        tall, other = (a, b) if self._is_row(a) else (b, a)
+        made = {self.space[m].op for m in self.space.slice([other])}
+        require(not made & {"contract", "reduce"}, "a packed tile is not arithmetic on loads")
+        spans = [self.space[m].iter_dims for m in (tall, other)]
+        require(
+            len(value.over) == 1 and value.over <= spans[0] & spans[1],
+            "several summed iteration dims",
+        )
+        types = {self.space[m].dtype for m in (tall, other)}
         require(all(t.is_float for t in types), "a contraction of integers")
-        self.panels[n] = (tall, panel)
+        self.packed[n] = (tall, other)
 
     def _shared(self, rows: list[int]) -> Numbers:
-        """Values without the row atom that rows read as they are, and what they need."""
-        panels = {p for _, p in self.panels.values()}
+        """Values without the row iter dim that rows read as they are, and what they need."""
+        packed = {p for _, p in self.packed.values()}
         read = {
             i
             for n in rows
             for i in self.space[n].inputs
-            if not self._is_row(i) and not (n in self.panels and i in panels)
+            if not self._is_row(i) and not (n in self.packed and i in packed)
         }
         return tuple(self.space.slice(read))
 
     def _check(self, roles: Roles) -> None:
         for n in (*roles.rows, *roles.shared):
             value = self.space[n]
-            require(len(value.atoms & roles.inner) <= 1, "a row with two inner atoms")
-            require(not value.over & roles.parallel, "a fold over a parallel atom")
+            require(len(value.iter_dims & roles.inner) <= 1, "a row with two inner iteration dims")
+            require(not value.over & roles.parallel, "a fold over a parallel iteration dim")
         for n in roles.sums:
             value = self.space[n]
             require(value.over - {self.row} <= roles.parallel, "a sum over rows and columns")
         for n in roles.late:
-            born = self.space[n].atoms - roles.inner - roles.parallel - {self.row}
-            require(not born, "a born atom")
+            born = self.space[n].iter_dims - roles.inner - roles.parallel - {self.row}
+            require(not born, "a born iteration dim")
 
 
-def _inner_atoms(space: Space, values: Iterable[int], row: int) -> frozenset[int]:
-    """Atoms along the free dims: what contractions run over and panels bring, and what reductions
-    of rows run over unless it meets such an atom in a value: then it has to be looped.
+def _inner_iter_dims(space: Space, values: Iterable[int], row: int) -> frozenset[int]:
+    """Iter dims along the free dims: what contractions run over and packed tiles bring, and what
+    reductions of rows run over unless it meets such a one in a value: then it has to be looped.
     """
     inner: set[int] = set()
     for value in (space[n] for n in values):
         if value.op != "contract":
             continue
-        a, b = (space[i].atoms for i in value.inputs)
+        a, b = (space[i].iter_dims for i in value.inputs)
         if row in value.over:
             inner |= (a ^ b) - value.over
-        elif row in value.atoms:
+        elif row in value.iter_dims:
             inner |= value.over | (b - a if row in a else a - b)
-    rows = [space[n] for n in values if row in space[n].atoms]
-    beside = {a for value in rows if value.atoms & inner for a in value.atoms - inner}
+    rows = [space[n] for n in values if row in space[n].iter_dims]
+    beside = {a for value in rows if value.iter_dims & inner for a in value.iter_dims - inner}
     folded = {a for value in rows if value.op == "reduce" for a in value.over}
     return frozenset(inner | folded - beside)
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from shardwright.compiler.codegen.rows.plan import RowPlan
 
 STAGING_BYTES = 4096
-"""Rows of a panel that wait to be transposed, per partition, when memory is short: two runs that
-reach 0.81 of the DMA rate (hardware.json efficiency_by_bytes_per_partition).
+"""Rows of a packed tile that wait to be transposed, per partition, when memory is short: two runs
+that reach 0.81 of the DMA rate (hardware.json efficiency_by_bytes_per_partition).
 """
 
 
@@ -43,13 +43,13 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
     """What the tiles of a plan take, lifetimes not counted."""
     size = Size()
     _of_rows(size, plan, limits)
-    _of_panels(size, plan, limits)
-    values, slots = plan.space.values, 1 if plan.lean else 2
+    _of_packed(size, plan, limits)
+    values, slots = plan.space.values, 1 if plan.single_buffered else 2
     for n in plan.vectors:
         places = 2 if plan.streams(n) else 1
         size.add(f"vector {values[n].op}{n}", places * _width(plan, n) * values[n].dtype.bytes)
     for n in plan.roles.sums:
-        spanned = values[n].atoms & {*plan.roles.inner, plan.row}
+        spanned = values[n].iter_dims & {*plan.roles.inner, plan.row}
         elements = math.prod(plan.points_of_sum(a) for a in spanned)
         # Only a product, or rows that stay where they are, lie on all partitions.
         flat = values[n].op == "reduce" and plan.row not in spanned
@@ -62,35 +62,35 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
 def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
     """A group's tiles, and those the next group fills meanwhile."""
     values = plan.space.values
-    for n in plan.strips:
+    for n in plan.row_buffers:
         held = _width(plan, n) * values[n].dtype.bytes
-        size.add(f"strip {values[n].op}{n}", held * _tiles(plan, n))
-    for n, dtype in plan.turned.items():
+        size.add(f"row buffer {values[n].op}{n}", held * _tiles(plan, n))
+    for n, dtype in plan.transposed.items():
         chunks = -(-_width(plan, n) // limits.partitions)
         name = f"transposed {values[n].op}{n}"
         size.add(name, chunks * limits.partitions * dtype.bytes * _tiles(plan, n))
 
 
 def _tiles(plan: RowPlan, number: int) -> int:
-    """Row tiles that hold a strip at a time."""
+    """Row tiles that hold a row buffer at a time."""
     if plan.streamed and not plan.streams(number):
         return plan.streamed.tiles
-    return plan.ways if plan.alone else 2 * plan.ways
+    return plan.in_flight if plan.no_overlap else 2 * plan.in_flight
 
 
-def _of_panels(size: Size, plan: RowPlan, limits: Limits) -> None:
+def _of_packed(size: Size, plan: RowPlan, limits: Limits) -> None:
     """Operands held for all rows: twice for the next one, once for rows not transposed yet."""
     space, values, counted = plan.space, plan.space.values, set[object]()
-    if plan.lean:
-        size.add("rows of panels", 2 * STAGING_BYTES)
-    for n, (tall, panel) in plan.roles.panels.items():
+    if plan.single_buffered:
+        size.add("rows to pack", 2 * STAGING_BYTES)
+    for n, (tall, other) in plan.roles.packed.items():
         item, depth = plan.operand_type(n).bytes, values[n].over
-        elements = math.prod(plan.points(a) for a in values[panel].atoms & plan.roles.inner)
+        elements = math.prod(plan.points(a) for a in values[other].iter_dims & plan.roles.inner)
         held = -(-elements // limits.partitions) * item
-        if (panel, depth, item) not in counted:
-            counted.add((panel, depth, item))
-            places = 2 if plan.streams(panel) else 1
-            size.add(f"panel {panel}", places * held if plan.lean else 3 * held)
+        if (other, depth, item) not in counted:
+            counted.add((other, depth, item))
+            places = 2 if plan.streams(other) else 1
+            size.add(f"packed {other}", places * held if plan.single_buffered else 3 * held)
         if tall in plan.whole:
             size.add(f"rows {tall}", 3 * space.sizes[plan.row] * item)
 

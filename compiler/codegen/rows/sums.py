@@ -4,7 +4,7 @@ A sum is a product of two row tiles on the tensor engine that contracts the part
 multiplies by ones). Row tiles that take turns in a block add up theirs in PSUM; from there they go
 to fp32 in SBUF, where blocks of other row tiles are added. A sum over parallel points only keeps
 its rows on the partitions and needs no product. When all rows are done, values that follow run with
-an atom of the sum on the partitions. Of a streamed atom, a sum has the segment it began at.
+an iter dim of the sum on the partitions. Of a streamed iter dim, a sum has the segment it began at.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from shardwright.compiler.isa.program import Engine
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a sum lies in SBUF; None where it lacks such an atom."""
+    """How a sum lies in SBUF; None where it lacks such an iter dim."""
 
     tall: int | None  # in chunks on the partitions
     wide: int | None  # along the row
-    stationary: int | None  # operand, None for ones (with the row atom as `tall`: for no product)
+    stationary: int | None  # operand, None for ones (with `row` as `tall`: for no product)
     moving: int | None  # operand
     dtype: DType
 
 
 class Block(NamedTuple):
-    """A bank of a sum: `rows` of its `tall` atom in chunks side by side by `columns` of `wide`."""
+    """A bank of a sum: `rows` of its iter dim `tall` in chunks by `columns` of `wide`."""
 
     row: int
     rows: int
@@ -58,27 +58,27 @@ class Sums:
         value, row = self.space[number], self.plan.row
         if value.op == "reduce":
             wide = inner_of(self.plan.roles, value)
-            tall = row if row in value.atoms else None
+            tall = row if row in value.iter_dims else None
             return Layout(tall, wide, None, value.inputs[0], DType.F32)
         a, b = value.inputs
-        atoms = [self._own(n, value) for n in (a, b)]
-        if self._is_innermost(number, atoms[0]) or atoms[0] is None:
-            a, b, atoms = b, a, atoms[::-1]
-        return Layout(atoms[0], atoms[1], a, b, self.plan.operand_type(number))
+        iter_dims = [self._own(n, value) for n in (a, b)]
+        if self._is_innermost(number, iter_dims[0]) or iter_dims[0] is None:
+            a, b, iter_dims = b, a, iter_dims[::-1]
+        return Layout(iter_dims[0], iter_dims[1], a, b, self.plan.operand_type(number))
 
     def _own(self, operand: int, value: Value) -> int | None:
-        atoms = self.space[operand].atoms & value.atoms & self.plan.roles.inner
-        return next(iter(atoms), None)
+        iter_dims = self.space[operand].iter_dims & value.iter_dims & self.plan.roles.inner
+        return next(iter(iter_dims), None)
 
-    def _is_innermost(self, number: int, atom: int | None) -> bool:
-        """Whether the first store that follows walks `atom` one element at a time."""
+    def _is_innermost(self, number: int, iter_dim: int | None) -> bool:
+        """Whether the first store that follows walks `iter_dim` one element at a time."""
         users = self.space.users()
         work, seen = deque([number]), {number}
         while work:
             n = work.popleft()
-            walk = self.space[n].walk
-            if self.space[n].op == "store" and walk:
-                return abs(walk.stride(atom)) == 1
+            access = self.space[n].map
+            if self.space[n].op == "store" and access:
+                return abs(access.stride(iter_dim)) == 1
             following = [u for u in users.get(n, ()) if u not in seen]
             seen.update(following)
             work += following
@@ -98,7 +98,7 @@ class Sums:
         self.home[number] = scope
         height, width = self.height(number), self.width(number)
         chunks = -(-self._whole(number, self.layouts[number].tall).extent // height)
-        slots = 1 if self.plan.lean else 0
+        slots = 1 if self.plan.single_buffered else 0
         self.held[number] = scope.tile(f"sum{number}", height, chunks * width, DType.F32, slots)
         scope.fill(scope.flat(self.held[number], height, chunks * width), 0.0)
 
@@ -147,16 +147,16 @@ class Sums:
         wide = self._place(number, self.layouts[number].wide, scope)
         self._collect(number, scope, operand, (rows, 1), chunk, wide)
 
-    def _place(self, number: int, atom: int | None, scope: Scope) -> Box:
-        """The box of an atom, counted from the first point the sum spans."""
-        box, first = scope.box(atom), self._whole(number, atom).origin
+    def _place(self, number: int, iter_dim: int | None, scope: Scope) -> Box:
+        """The box of an iter dim, counted from the first point the sum spans."""
+        box, first = scope.box(iter_dim), self._whole(number, iter_dim).origin
         return Box(box.origin + first * -1, box.extent)
 
-    def _whole(self, number: int, atom: int | None) -> Box:
-        """All points of an atom that a sum spans."""
-        if atom == self.plan.row:
-            return Box(Affine(), self.space.sizes[atom])
-        return self.home[number].box(atom)
+    def _whole(self, number: int, iter_dim: int | None) -> Box:
+        """All points of an iter dim that a sum spans."""
+        if iter_dim == self.plan.row:
+            return Box(Affine(), self.space.sizes[iter_dim])
+        return self.home[number].box(iter_dim)
 
     def _collect(
         self,
@@ -225,6 +225,6 @@ class Sums:
     def _after(self, group: Sequence[int]) -> list[int]:
         """Stores that follow from the group and no other sum, and what they need beside it."""
         others = set(self.plan.roles.sums) - {*group}
-        sinks = [n for n in self.plan.roles.late if self.space[n].op in STORES]
-        mine = [n for n in sinks if others.isdisjoint(self.space.slice([n]))]
+        roots = [n for n in self.plan.roles.late if self.space[n].op in STORES]
+        mine = [n for n in roots if others.isdisjoint(self.space.slice([n]))]
         return self.space.slice(mine, given=group)

@@ -1,7 +1,7 @@
 """The other operand of windows on chip: [partitions of a step, steps, columns].
 
 With columns innermost in memory every step is a DMA of rows. With channels innermost, rows of
-columns arrive and are turned on the tensor engine.
+columns arrive and are transposed on the tensor engine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shardwright.compiler.codegen.windows.steps import Step
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine, Space
 
-STEP = -13  # private atom number of a tile of filters
-_WAITING_ELEMENTS = 8192  # per partition of rows that wait to be turned (our choice)
+STEP = -13  # private iter dim number of a tile of filters
+_WAITING_ELEMENTS = 8192  # per partition of rows that wait to be transposed (our choice)
 
 
 class Filters:
@@ -33,32 +33,32 @@ class Filters:
         """The filters for the boxes of `scope` of the columns."""
         width = scope.elements(self.axes)
         most = max(s.partitions for s in self.steps)
-        tile = scope.tile("filters", most, len(self.steps) * width, self.form.panel_type, slots=1)
+        tile = scope.tile("filters", most, len(self.steps) * width, self.form.packed_type, slots=1)
         held = replace(tile, strides={**scope.hold(tile, self.axes).strides, STEP: width})
-        (self._turned if self.form.turns_filters else self._rows)(scope, held)
+        (self._transposed if self.form.transposes_filters else self._rows)(scope, held)
         return held
 
     def _rows(self, scope: Scope, held: Held) -> None:
-        walk = self.form.weights
-        axes = sorted(self.axes, key=lambda a: -abs(walk.stride(a)))
+        access = self.form.weights
+        axes = sorted(self.axes, key=lambda a: -abs(access.stride(a)))
         for run in runs_of([Item(s.blocks, s.slice.count, s.column) for s in self.steps]):
             sizes = [run.count, *(scope.extent(a) for a in axes)]
             hbm, chip = merge_dims(
                 sizes,
                 [
-                    [run.delta, *(walk.stride(a) for a in axes)],
+                    [run.delta, *(access.stride(a) for a in axes)],
                     [held.strides[STEP], *(held.strides[a] for a in axes)],
                 ],
             )
-            address = scope.address_of(walk.offset, walk, self.axes) + run.address
+            address = scope.address_of(access.offset, access, self.axes) + run.address
             column = self.steps[run.item].column
-            source = AccessPattern(Space.HBM, walk.tensor, address, ((column, run.rows), *hbm))
+            source = AccessPattern(Space.HBM, access.tensor, address, ((column, run.rows), *hbm))
             target = scope.on_chip(held, run.rows, chip, run.item * held.strides[STEP])
             scope.load(replace(target, start=run.start), source)
 
     # channels innermost
 
-    def _turned(self, scope: Scope, held: Held) -> None:
+    def _transposed(self, scope: Scope, held: Held) -> None:
         assert self.wide is not None
         size, most = scope.extent(self.wide), scope.builder.limits.transpose_max
         others = ((a, held.strides[a]) for a in self.axes if a != self.wide)
@@ -67,26 +67,26 @@ class Filters:
                 at = {**index, self.wide: start}
                 first = column + start * held.strides[self.wide]
                 for chunk in _chunks(self.steps):
-                    self._turn(scope, held, (at, first, count), chunk)
+                    self._transpose(scope, held, (at, first, count), chunk)
 
-    def _turn(
+    def _transpose(
         self, scope: Scope, held: Held, where: tuple[dict[int, int], int, int], chunk: range
     ) -> None:
         """Rows of columns `where` (index, first, count), for the steps of `chunk`."""
         index, columns, count = where
         steps = [self.steps[n] for n in chunk]
         starts = [sum(s.partitions for s in steps[:n]) for n in range(len(steps))]
-        dtype = self.form.panel_type
+        dtype = self.form.packed_type
         rows = scope.tile("rows", count, sum(s.partitions for s in steps), dtype, 1)
         for address, delta, number, at in _blocks(steps):
             self._fetch(scope, rows, index, count, (address, delta, number, at), steps[0])
         bank = scope.builder.limits.psum_bank_bytes // DType.F32.bytes // count
         for first, last in _alike(steps, bank):
             parts = steps[first].partitions
-            turned = scope.psum("turned", 1, 1)
+            transposed = scope.psum("turned", 1, 1)
             for n in range(first, last):
                 source = scope.flat(rows, count, parts, starts[n])
-                block = scope.flat(turned, parts, count, (n - first) * count)
+                block = scope.flat(transposed, parts, count, (n - first) * count)
                 scope.transpose(block, source)
             assert self.wide is not None
             strides = [held.strides[STEP], held.strides[self.wide]]
@@ -94,7 +94,7 @@ class Filters:
             at = (chunk[0] + first) * held.strides[STEP] + columns
             engine = Engine.VECTOR if first % 2 else Engine.SCALAR
             target = scope.on_chip(held, parts, out, at)
-            scope.copy(engine, target, scope.on_chip(turned, parts, into))
+            scope.copy(engine, target, scope.on_chip(transposed, parts, into))
         scope.release(rows)
 
     def _fetch(
@@ -107,14 +107,14 @@ class Filters:
         step: Step,
     ) -> None:
         address, delta, number, at = run
-        walk, wide = self.form.weights, self.wide
+        access, wide = self.form.weights, self.wide
         assert wide is not None
         width = step.slice.count
         hbm, chip = merge_dims([number, width], [[delta, step.column], [width, 1]])
-        start = scope.address_of(walk.offset, walk, self.axes) + address
-        start = start + sum(i * walk.stride(a) for a, i in index.items())
-        lines = (walk.stride(wide), count)
-        source = AccessPattern(Space.HBM, walk.tensor, start, (lines, *hbm))
+        start = scope.address_of(access.offset, access, self.axes) + address
+        start = start + sum(i * access.stride(a) for a, i in index.items())
+        lines = (access.stride(wide), count)
+        source = AccessPattern(Space.HBM, access.tensor, start, (lines, *hbm))
         target = scope.on_chip(rows, count, chip, at)
         scope.load(target, source)
 

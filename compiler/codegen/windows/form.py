@@ -13,20 +13,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from shardwright.compiler.codegen.domain import Atoms, Limited, PerAtom, Space, Walk
+from shardwright.compiler.codegen.domain import AccessMap, CoordBound, IterDims, PerDim, Space
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine
 
 # Positions with this many bytes of channels are worth a DMA descriptor each (our choice).
 _RUN_BYTES = 512
-Steps = tuple[tuple[int, int], ...]  # (atom, step), smallest step first
+Steps = tuple[tuple[int, int], ...]  # (iter dim, step), smallest step first
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
     """A spatial dim: coordinate `start + sum(index * step)`, `unit` elements of memory apart, of
-    which 0..size-1 exist. `kept` are the atoms the contraction keeps, `summed` the others.
+    which 0..size-1 exist. `kept` are the iter dims the contraction keeps, `summed` the others.
     """
 
     start: int
@@ -40,24 +40,24 @@ class Dim:
 class Form:
     """A contraction `number` of windows (value `windows`) with another operand (value `other`).
 
-    `images` and `channels` are the unbounded atoms of the windows, major to minor, `pixel` the
-    channels in memory; `groups` are channel atoms that the other operand has too. `columns` are the
-    atoms of the result that only the other operand has.
+    `images` and `channels` are the unbounded iter dims of the windows, major to minor, `pixel` the
+    channels in memory; `groups` are channel iter dims that the other operand has too. `columns` are
+    the iter dims of the result that only the other operand has.
     """
 
     space: Space
     number: int
     windows: int
     other: int
-    walk: Walk
-    weights: Walk
+    access: AccessMap
+    weights: AccessMap
     depths: tuple[Dim, ...]
     line: Dim
     inner: Dim
-    images: Atoms
-    channels: Atoms
-    groups: Atoms
-    columns: Atoms
+    images: IterDims
+    channels: IterDims
+    groups: IterDims
+    columns: IterDims
     over: frozenset[int]
 
     @property
@@ -66,7 +66,7 @@ class Form:
         return self.inner.unit
 
     @property
-    def panel_type(self) -> DType:
+    def packed_type(self) -> DType:
         """Element type of operands on chip: the tensor engine takes fp32 with fp32 only."""
         types = [self.space[n].dtype for n in (self.windows, self.other)]
         return DType.F32 if DType.F32 in types else types[0]
@@ -75,16 +75,16 @@ class Form:
     def origin(self) -> Affine:
         """Address of coordinate 0 of every dim, of the first image and channel."""
         dims = (*self.depths, self.line, self.inner)
-        return self.walk.offset + -sum(d.start * d.unit for d in dims)
+        return self.access.offset + -sum(d.start * d.unit for d in dims)
 
     @property
     def channel(self) -> int | None:
-        """The summed channel atom that is innermost."""
+        """The summed channel iter dim that is innermost."""
         summed = [a for a in self.channels if a in self.over]
-        return summed[-1] if summed and self.walk.stride(summed[-1]) == 1 else None
+        return summed[-1] if summed and self.access.stride(summed[-1]) == 1 else None
 
     @property
-    def turns_filters(self) -> bool:
+    def transposes_filters(self) -> bool:
         """Whether channels, not columns, are innermost in the other operand."""
         columns = [abs(self.weights.stride(a)) for a in self.columns]
         inner = self.channel is not None and abs(self.weights.stride(self.channel)) == 1
@@ -110,13 +110,13 @@ def form_of(space: Space, number: int) -> Form:
     """The form of contraction `number`. Raises CompileError when it has another one."""
     contract = space[number]
     left, right = contract.inputs
-    if not (space[left].walk and space[left].access.bounds):
+    if not (space[left].map and space[left].access.bounds):
         left, right = right, left
-    walks = [space[n].walk for n in (left, right)]
-    if walks[0] is None or walks[1] is None or not walks[0].bounds or walks[1].bounds:
+    accesses = [space[n].map for n in (left, right)]
+    if accesses[0] is None or accesses[1] is None or not accesses[0].bounds or accesses[1].bounds:
         raise refused(space, "operands in memory, one of them windows")
-    walk, weights = walks[0], walks[1]
-    dims = sorted((_dim(b, contract.over) for b in walk.bounds), key=lambda d: -d.unit)
+    access, weights = accesses[0], accesses[1]
+    dims = sorted((_dim(b, contract.over) for b in access.bounds), key=lambda d: -d.unit)
     inner = dims.pop()
     item = space[left].dtype.bytes
     if dims:
@@ -125,36 +125,36 @@ def form_of(space: Space, number: int) -> Form:
         line, inner = inner, Dim(0, 1, inner.unit, (), ())
     else:
         line = Dim(0, 1, inner.size * inner.unit, (), ())
-    bounded = {a for b in walk.bounds for a in b.strides}
-    plain = sorted(set(walk.strides) - bounded, key=lambda a: (-abs(walk.stride(a)), a))
-    other = space[right].atoms
+    bounded = {a for b in access.bounds for a in b.strides}
+    plain = sorted(set(access.strides) - bounded, key=lambda a: (-abs(access.stride(a)), a))
+    other = space[right].iter_dims
     groups = [a for a in plain if a in other and a not in contract.over]
     return Form(
         space=space,
         number=number,
         windows=left,
         other=right,
-        walk=walk,
+        access=access,
         weights=weights,
         depths=tuple(dims),
         line=line,
         inner=inner,
-        images=tuple(a for a in plain if abs(walk.stride(a)) >= inner.unit),
-        channels=tuple(a for a in plain if abs(walk.stride(a)) < inner.unit),
+        images=tuple(a for a in plain if abs(access.stride(a)) >= inner.unit),
+        channels=tuple(a for a in plain if abs(access.stride(a)) < inner.unit),
         groups=tuple(groups),
-        columns=tuple(sorted(contract.atoms - space[left].atoms)),
+        columns=tuple(sorted(contract.iter_dims - space[left].iter_dims)),
         over=contract.over,
     )
 
 
-def _dim(bound: Limited, over: Iterable[int]) -> Dim:
+def _dim(bound: CoordBound, over: Iterable[int]) -> Dim:
     ranked = sorted(bound.strides.items(), key=lambda s: s[1])
     kept = tuple(s for s in ranked if s[0] not in over)
     return Dim(bound.start, bound.size, bound.unit, kept, tuple(s for s in ranked if s[0] in over))
 
 
-def points(sizes: PerAtom, steps: Steps) -> Iterator[tuple[dict[int, int], int]]:
-    """(index per atom, what the coordinate moves) for every point of the atoms of `steps`."""
+def points(sizes: PerDim, steps: Steps) -> Iterator[tuple[dict[int, int], int]]:
+    """(index per iter dim, what the coordinate moves) for every point of `steps`."""
     ranges = [range(sizes[a]) for a, _ in steps]
     for at in product(*ranges):
         moved = sum(i * step for i, (_, step) in zip(at, steps, strict=True))

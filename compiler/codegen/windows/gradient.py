@@ -24,7 +24,7 @@ from shardwright.compiler.codegen.builder import (
     merge_dims,
     pieces,
 )
-from shardwright.compiler.codegen.domain import PerAtom, Walk
+from shardwright.compiler.codegen.domain import AccessMap, PerDim
 from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Form, points
@@ -41,9 +41,9 @@ _FEW_BANKS = 2  # of sums: then two banks per engine are left for lines that mov
 _UNROLLED = 96  # products of a position in a row (our choice)
 
 
-def gradient_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Candidate]:
+def gradient_candidates(form: Form, roots: Sequence[int], room: Room) -> list[Candidate]:
     """Tilings of a contraction whose windows keep their channels."""
-    nest = GradientPlanner(form, sinks, room)
+    nest = GradientPlanner(form, roots, room)
     plan = nest.plan()
     return [] if plan is None else [Candidate(plan.cost, partial(_emit, nest, plan), plan=plan)]
 
@@ -81,13 +81,14 @@ class _Sums:
             depths = tuple(s for d in self.form.depths for s in d.summed)
             for (first, start), (index, _) in product(starts, list(points(nest.sizes, depths))):
                 block = place
-                for atom, at, count in (
+                for iter_dim, at, count in (
                     *((a, i, 1) for a, i in index.items()),
                     (nest.line[0], first, plan.height),
                     (nest.inner[0], start, plan.width),
                 ):
-                    if atom is not None:
-                        block = block.enter(atom, Piece(at, min(count, nest.sizes[atom] - at)))
+                    if iter_dim is not None:
+                        left = nest.sizes[iter_dim] - at
+                        block = block.enter(iter_dim, Piece(at, min(count, left)))
                 self._block(block, index, first, start)
         self._finish()
 
@@ -120,7 +121,7 @@ class _Sums:
         attrs = {"partition_step": 1, "steps": (-apart, -stride)}
         start = Affine(piece.first - first * stride - line)
         scope.add("iota", Engine.GPSIMD, square, (), start=start, **attrs)
-        matrix = scope.tile("matrix", piece.count, most, self.form.panel_type, 1)
+        matrix = scope.tile("matrix", piece.count, most, self.form.packed_type, 1)
         out, source = (scope.flat(h, piece.count, most) for h in (matrix, ramp))
         scope.add("tensor_scalar", Engine.VECTOR, out, (source,), **by_numbers(("EQ", 0.0)))
         scope.release(ramp)
@@ -132,7 +133,7 @@ class _Sums:
                 scope.fill(scope.on_chip(matrix, piece.count, dims, columns[0]), 0.0)
         return matrix
 
-    def _block(self, scope: Scope, index: PerAtom, first: int, start: int) -> None:
+    def _block(self, scope: Scope, index: PerDim, first: int, start: int) -> None:
         """One tile of lines on both sides, all parts."""
         nest, form = self.nest, self.form
         images = scope.extent(nest.image)
@@ -166,18 +167,18 @@ class _Sums:
 
     def _other(self, scope: Scope, images: int, height: int, width: int) -> Held:
         """[lines, positions, groups, columns] of the other operand."""
-        nest, walk = self.nest, self.form.weights
+        nest, access = self.nest, self.form.weights
         axes = sorted(
             (a for a in (nest.inner[0], *self.form.groups, *nest.columns) if a is not None),
-            key=lambda a: -abs(walk.stride(a)),
+            key=lambda a: -abs(access.stride(a)),
         )
-        held = scope.spanning(axes, "other", images * height, self.form.panel_type)
+        held = scope.spanning(axes, "other", images * height, self.form.packed_type)
         sizes = [scope.extent(a) for a in axes]
-        strides = [[walk.stride(a) for a in axes], [held.strides[a] for a in axes]]
+        strides = [[access.stride(a) for a in axes], [held.strides[a] for a in axes]]
         hbm, chip = merge_dims(sizes, strides)
         lines = nest.line[0] if nest.line[0] is not None else nest.image
-        step = (walk.stride(lines), images * height)
-        source = scope.hbm(walk, (step, *hbm))
+        step = (access.stride(lines), images * height)
+        source = scope.hbm(access, (step, *hbm))
         scope.load(scope.on_chip(held, images * height, chip), source)
         return held
 
@@ -209,7 +210,7 @@ class _Sums:
         if self._is_there(tiles, first, line, count, images):
             return tile
         elements = extent.elements(pixel)
-        moved = scope.tile("moved", count, elements, self.form.panel_type)
+        moved = scope.tile("moved", count, elements, self.form.packed_type)
         held = replace(moved, strides=tile.strides)
         bank = scope.builder.limits.moving_max
         matrices = [
@@ -256,13 +257,13 @@ class _Sums:
         nest, form = self.nest, self.form
         per_bank, size = self.per_bank, scope.builder.limits.moving_max
         total = scope.psum("sums", math.ceil(len(parts) / per_bank), 2)
-        atom, step = nest.inner
-        inner, at = scope.counted(scope.extent(atom))
-        start = 0 if atom is None else scope.boxes[atom].origin.const * step
+        iter_dim, step = nest.inner
+        inner, at = scope.counted(scope.extent(iter_dim))
+        start = 0 if iter_dim is None else scope.boxes[iter_dim].origin.const * step
         columns = [other.strides[a] for a in nest.columns]
         (across,) = merge_dims([scope.extent(a) for a in nest.columns], [columns])
         groups = list(points(nest.sizes, tuple((a, other.strides[a]) for a in form.groups)))
-        along = at * other.strides.get(-1 if atom is None else atom, 0)
+        along = at * other.strides.get(-1 if iter_dim is None else iter_dim, 0)
         for n, part in enumerate(parts):
             place = part.position + start - extent.positions[0]
             offset = (part.row - extent.rows[0]) * lines.strides[raw.ROW]
@@ -294,14 +295,14 @@ class _Sums:
     def _finish(self) -> None:
         """Store the sums, rounded as the values behind the contraction want."""
         nest = self.nest
-        for types, walk in nest.stores:
+        for types, access in nest.stores:
             held = self.sums
             for wanted in types:
                 if wanted is not self.scope.builder.dtype(held):
                     held = self._rounded(held, wanted)
-            items = [self._item(part, walk) for part in nest.parts]
+            items = [self._item(part, access) for part in nest.parts]
             for run in runs_of(items):
-                self._store(held, run, items[run.item].column, walk)
+                self._store(held, run, items[run.item].column, access)
 
     def _rounded(self, held: Held, dtype: DType) -> Held:
         scope, nest = self.scope, self.nest
@@ -314,24 +315,24 @@ class _Sums:
             scope.copy(Engine.SCALAR if turn % 2 else Engine.VECTOR, out, source)
         return made
 
-    def _item(self, part: Part, walk: Walk) -> Item:
+    def _item(self, part: Part, access: AccessMap) -> Item:
         """Where the sums of a part go."""
         channels = [a for a in self.form.channels if a not in self.form.groups]
-        blocks = tuple(sum(i * walk.stride(a) for a, i in tap.items()) for tap in part.taps)
-        return Item(blocks, part.count, walk.stride(channels[-1]) if channels else 0)
+        blocks = tuple(sum(i * access.stride(a) for a, i in tap.items()) for tap in part.taps)
+        return Item(blocks, part.count, access.stride(channels[-1]) if channels else 0)
 
-    def _store(self, held: Held, run: Run, column: int, walk: Walk) -> None:
+    def _store(self, held: Held, run: Run, column: int, access: AccessMap) -> None:
         """The sums of parts that move alike."""
         scope, axes = self.scope, self.nest.columns
         on_chip = scope.hold(held, axes).strides
         hbm, chip = merge_dims(
             [run.count, *(scope.extent(a) for a in axes)],
             [
-                [run.delta, *(walk.stride(a) for a in axes)],
+                [run.delta, *(access.stride(a) for a in axes)],
                 [self.width, *(on_chip[a] for a in axes)],
             ],
         )
-        address = scope.address_of(walk.offset, walk, axes) + run.address
-        target = AccessPattern(Memory.HBM, walk.tensor, address, ((column, run.rows), *hbm))
+        address = scope.address_of(access.offset, access, axes) + run.address
+        target = AccessPattern(Memory.HBM, access.tensor, address, ((column, run.rows), *hbm))
         source = scope.on_chip(held, run.rows, chip, run.item * self.width)
         scope.store(target, replace(source, start=run.start))

@@ -12,7 +12,7 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import cut
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import PerAtom, Space, Walk
+from shardwright.compiler.codegen.domain import AccessMap, PerDim, Space
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, points, refused
@@ -40,7 +40,7 @@ class Part:
     group: int
     first: int
     count: int
-    taps: tuple[PerAtom, ...]
+    taps: tuple[PerDim, ...]
 
     @property
     def partitions(self) -> int:
@@ -51,7 +51,7 @@ class Part:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientPlan:
     """Tiles: `images` images of `height` lines and `width` positions of the other operand at a
-    time, `columns` of the widest column atom.
+    time, `columns` of the widest column iter dim.
     """
 
     images: int
@@ -64,8 +64,8 @@ class GradientPlan:
 class GradientPlanner(Planning):
     """The contraction and its parts."""
 
-    def __init__(self, form: Form, sinks: Sequence[int], room: Room) -> None:
-        self.stores = _stores(form.space, form.number, sinks)
+    def __init__(self, form: Form, roots: Sequence[int], room: Room) -> None:
+        self.stores = _stores(form.space, form.number, roots)
         self.line, self.inner = _summed(form.line), _summed(form.inner)
         super().__init__(form, room, self.line[1], form.weights)
         self.parts = list(_parts(form, self.rows, self.most))
@@ -105,8 +105,8 @@ class GradientPlanner(Planning):
         if self.line[0] is None:
             return True
         assert self.image is not None
-        walk = self.form.weights
-        return walk.stride(self.image) == walk.stride(self.line[0]) * self.length
+        access = self.form.weights
+        return access.stride(self.image) == access.stride(self.line[0]) * self.length
 
     def _column_tiles(self) -> Iterator[int]:
         if self.wide is None:
@@ -120,7 +120,7 @@ class GradientPlanner(Planning):
             most //= 2
 
     def _bytes(self, plan: GradientPlan) -> int:
-        item = self.form.panel_type.bytes
+        item = self.form.packed_type.bytes
         extent = self.extent(0, plan.width)
         width = plan.columns * self.beside
         lines = extent.elements(self.form.pixel) * (2 + len(self.shifts())) * item
@@ -148,21 +148,21 @@ class GradientPlanner(Planning):
 
 
 def _summed(dim: Dim) -> tuple[int | None, int]:
-    """(atom, step) that walks the other operand along a dim."""
+    """(iter dim, step) that walks the other operand along a dim."""
     return dim.summed[0] if dim.summed else (None, 1)
 
 
 def _stores(
-    space: Space, number: int, sinks: Sequence[int]
-) -> list[tuple[tuple[DType, ...], Walk]]:
+    space: Space, number: int, roots: Sequence[int]
+) -> list[tuple[tuple[DType, ...], AccessMap]]:
     """Per store, the types its value is rounded to on the way, and where it goes.
 
     Raises CompileError when there is more than conversions between contraction and store.
     """
     found = []
-    for sink in sinks:
+    for root in roots:
         types: list[DType] = []
-        at = space[sink].inputs[0]
+        at = space[root].inputs[0]
         while at != number:
             value = space[at]
             if value.op != "convert":
@@ -170,7 +170,7 @@ def _stores(
             types.append(value.dtype)
             (at,) = value.inputs
         types.append(space[number].dtype)
-        found.append((tuple(reversed(types)), space[sink].access))
+        found.append((tuple(reversed(types)), space[root].access))
     return found
 
 
@@ -178,7 +178,7 @@ def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
     """All sums, those of one line shift together."""
     sizes = form.space.sizes
     kept = [a for a in form.channels if a not in form.groups]
-    channel = kept[-1] if kept and form.walk.stride(kept[-1]) == 1 else None
+    channel = kept[-1] if kept and form.access.stride(kept[-1]) == 1 else None
     if len(kept) > (channel is not None):
         raise refused(form.space, "one channel index, innermost")
     length = sizes[channel] if channel is not None else 1
@@ -198,7 +198,7 @@ def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
     for (depths_at, shift), table in sorted(taps.items()):
         for number, at in enumerate(groups):
             group = dict(zip(form.groups, at, strict=True))
-            first = sum(i * form.walk.stride(a) for a, i in group.items())
+            first = sum(i * form.access.stride(a) for a, i in group.items())
             for row, rows_here, position, found in tap_pieces(table, room):
                 for start, count in cut(length, tile):
                     index = group | ({channel: start} if channel is not None else {})

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.codegen.builder import Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import AccessMap
 from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.windows.form import Form
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Space
 
-ROW, POSITION = -11, -12  # private atom numbers of a tile of lines
+ROW, POSITION = -11, -12  # private iter dim numbers of a tile of lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Lines:
         self.form = form
         self.rows = rows
         self.length = form.line.size // rows
-        self.item: DType = form.panel_type
+        self.item: DType = form.packed_type
 
     def pieces(self, images: int, first: int, last: int, most: int) -> list[Piece]:
         """Lines first..last-1 that exist, up to `most` to a tile; of several images all lines."""
@@ -100,29 +100,29 @@ class Lines:
                 scope.fill(scope.on_chip(tile, piece.count, dims, (start - low) * pixel), 0.0)
         if inside[0] >= inside[1]:
             return
-        address = scope.address_of(form.origin, form.walk, form.images)
+        address = scope.address_of(form.origin, form.access, form.images)
         address = address + sum(at * form.depths[d].unit for d, at in depths.items())
         first = piece.first * self.rows + extent.rows[0]
         address = address + first * form.line.unit + inside[0] * pixel
         sizes = [extent.num_rows, (inside[1] - inside[0]) * pixel]
         hbm, chip = merge_dims(sizes, [[form.line.unit, 1], [tile.strides[ROW], 1]])
         lines = (self.rows * form.line.unit, piece.count)
-        source = AccessPattern(Space.HBM, form.walk.tensor, address, (lines, *hbm))
+        source = AccessPattern(Space.HBM, form.access.tensor, address, (lines, *hbm))
         target = scope.on_chip(tile, piece.count, chip, (inside[0] - low) * pixel)
         scope.load(target, source)
 
 
 class Planning:
-    """What planners of windows share: a window starts every `step`, columns lie as in `walk`."""
+    """What planners of windows share: a window starts every `step`, columns lie as in `access`."""
 
-    def __init__(self, form: Form, room: Room, step: int, walk: Walk) -> None:
+    def __init__(self, form: Form, room: Room, step: int, access: AccessMap) -> None:
         self.form, self.room, self.sizes = form, room, form.space.sizes
         self.most = room.limits.partitions
         dense = form.line.unit == form.inner.size * form.inner.unit
         self.rows = step if step > 1 and form.line.size % step == 0 and dense else 1
         self.stride = step // self.rows  # lines from window to window
         self.lines = Lines(form, self.rows)
-        self.columns = sorted(form.columns, key=lambda a: -abs(walk.stride(a)))
+        self.columns = sorted(form.columns, key=lambda a: -abs(access.stride(a)))
         self.wide = max(self.columns, key=lambda a: self.sizes[a], default=None)
         self.beside = form.space.points(a for a in self.columns if a != self.wide)
         self.image = form.images[-1] if form.images else None
@@ -137,7 +137,7 @@ def images_continue(form: Form) -> bool:
     """Whether lines of the next image follow those of an image in memory."""
     if not form.images or form.depths:
         return False
-    return form.walk.stride(form.images[-1]) == form.line.size * form.line.unit
+    return form.access.stride(form.images[-1]) == form.line.size * form.line.unit
 
 
 def span(values: Sequence[int]) -> tuple[int, int]:

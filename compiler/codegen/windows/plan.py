@@ -12,21 +12,21 @@ from shardwright.compiler.codegen.windows.product import product_candidates
 from shardwright.compiler.diagnostics import CapacityError
 
 
-def has_windows(space: Space, sinks: Iterable[int]) -> bool:
-    """Whether what `sinks` need reads windows that may leave their operand."""
-    walks = (space[n].walk for n in space.slice(sinks))
-    return any(w is not None and w.bounds for w in walks)
+def has_windows(space: Space, roots: Iterable[int]) -> bool:
+    """Whether what `roots` need reads windows that may leave their operand."""
+    accesses = (space[n].map for n in space.slice(roots))
+    return any(w is not None and w.bounds for w in accesses)
 
 
-def window_candidates(space: Space, sinks: list[int], room: Room) -> Sequence[Candidate]:
-    """Tilings of the one contraction of windows that `sinks` need. Raises CompileError."""
-    inside = space.slice(sinks)
+def window_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
+    """Tilings of the one contraction of windows that `roots` need. Raises CompileError."""
+    inside = space.slice(roots)
     contracts = [n for n in inside if space[n].op == "contract"]
     if len(contracts) != 1 or any(space[n].op == "reduce" for n in inside):
         raise refused(space, "windows to meet one contraction and nothing else")
     form = form_of(space, contracts[0])
     candidates = product_candidates if form.sums_channels else gradient_candidates
-    found = candidates(form, sinks, room)
+    found = candidates(form, roots, room)
     if not found:
         raise CapacityError(
             "SW_SBUF_CAPACITY",

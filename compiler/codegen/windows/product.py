@@ -1,5 +1,5 @@
-"""Windows with summed channels: lines are turned so that channels lie on the partitions, and every
-tap is a product with a shifted view of them.
+"""Windows with summed channels: lines are transposed so that channels lie on the partitions, and
+every tap is a product with a shifted view of them.
 
 Output positions are the stationary side, so results come out with positions on the partitions and
 columns along the rows, as memory has them. A tile of results is lines at one position (`by_line`,
@@ -14,9 +14,9 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, cut, merge_dims, pieces
 from shardwright.compiler.codegen.contract_plan import even_tile, needed_by_epilogue
-from shardwright.compiler.codegen.domain import PerAtom, Space
+from shardwright.compiler.codegen.domain import PerDim, Space
 from shardwright.compiler.codegen.planning import Candidate, Room
-from shardwright.compiler.codegen.space import joined_atoms
+from shardwright.compiler.codegen.space import joined_iter_dims
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.filters import STEP, Filters
@@ -27,16 +27,16 @@ from shardwright.compiler.codegen.windows.steps import Sheet, Slice, Step
 from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
-_ENTRY, _IMAGE, _LINE = -21, -22, -23  # private atom numbers of a sheet on chip
+_ENTRY, _IMAGE, _LINE = -21, -22, -23  # private iter dim numbers of a sheet on chip
 _UNROLLED = 96  # products side by side: enough to hide the copy out of PSUM (our choice)
 
 
-def product_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Candidate]:
+def product_candidates(form: Form, roots: Sequence[int], room: Room) -> list[Candidate]:
     """Tilings of a contraction whose windows have summed channels."""
-    epilogue = needed_by_epilogue(form.space, form.number, sinks)
+    epilogue = needed_by_epilogue(form.space, form.number, roots)
     found = []
     for by_line in (True, False):
-        planner = Planner(form, epilogue, sinks, room, by_line)
+        planner = Planner(form, epilogue, roots, room, by_line)
         plan = planner.plan()
         if plan is not None:
             nest = _Nest(planner, plan)
@@ -46,7 +46,7 @@ def product_candidates(form: Form, sinks: Sequence[int], room: Room) -> list[Can
 
 class _Late:
     """Filters that are loaded when they are first asked for: behind the first lines, which are
-    turned meanwhile. Inside a loop over images that would be once per iteration.
+    transposed meanwhile. Inside a loop over images that would be once per iteration.
     """
 
     def __init__(self, filters: Filters, scope: Scope) -> None:
@@ -68,21 +68,21 @@ class _Nest:
         self.sizes = planner.sizes
         self.inner, self.line, self.wide = planner.inner, planner.line, planner.wide
         axes = [*planner.form.groups, *planner.columns]
-        if plan.by_line and self.inner.atom is not None:
-            axes.append(self.inner.atom)
+        if plan.by_line and self.inner.iter_dim is not None:
+            axes.append(self.inner.iter_dim)
         self.axes = sorted(axes, key=lambda a: -abs(planner.out.stride(a)))
         self.partition, self.space = self._partition()
 
     def _partition(self) -> tuple[int | None, Space]:
-        """The atom on the partitions of results, and the space in which it is one atom."""
+        """The iter dim on the partitions of results, and the space in which it is one iter dim."""
         form, epilogue = self.form, self.planner.epilogue
-        pair = (self.planner.image, self.line.atom)
+        pair = (self.planner.image, self.line.iter_dim)
         many = self.plan.images > 1
         if not self.plan.by_line:
-            pair, many = (self.line.atom, self.inner.atom), self.plan.lines > 1
+            pair, many = (self.line.iter_dim, self.inner.iter_dim), self.plan.lines > 1
         outer, inner = pair
         if many and outer is not None and inner is not None:
-            joined = joined_atoms(form.space, epilogue, outer, inner)
+            joined = joined_iter_dims(form.space, epilogue, outer, inner)
             assert joined is not None
             return inner, joined
         if self.plan.by_line and inner is None and many:
@@ -125,7 +125,7 @@ class _Block:
     """One tile of images, lines and positions: its sheets, then its results."""
 
     def __init__(
-        self, nest: _Nest, scope: Scope, index: PerAtom, first: int, start: int, slots: int
+        self, nest: _Nest, scope: Scope, index: PerDim, first: int, start: int, slots: int
     ) -> None:
         self.nest, self.planner, self.plan, self.form = nest, nest.planner, nest.plan, nest.form
         self.slots = slots
@@ -136,18 +136,18 @@ class _Block:
         self.first, self.start = first, start
         self.index = index
         boxes = {a: Box(Affine(i), 1) for a, i in index.items()}
-        for atom, at, count in (
-            (nest.line.atom, first, self.height),
-            (nest.inner.atom, start, self.width),
+        for iter_dim, at, count in (
+            (nest.line.iter_dim, first, self.height),
+            (nest.inner.iter_dim, start, self.width),
         ):
-            if atom is not None:
-                boxes[atom] = Box(Affine(at), count)
+            if iter_dim is not None:
+                boxes[iter_dim] = Box(Affine(at), count)
         self.scope = scope.straight(boxes)
-        # What the other atoms of a dim add to its coordinate.
+        # What the other iter dims of a dim add to its coordinate.
         self.line_shift = sum(index[a] * s for a, s in nest.line.others)
         self.inner_shift = sum(index[a] * s for a, s in nest.inner.others)
         if self.line_shift % self.plan.rows:
-            raise AssertionError("other atoms of the line dim move by whole lines")
+            raise AssertionError("other iteration dims of the line dim move by whole lines")
         self.top = first * planner.stride + planner.reach[0]
         self.top += self.line_shift // self.plan.rows
 
@@ -184,7 +184,7 @@ class _Block:
                 for key, sheet in planner.distinct.items():
                     if key.depths == depths:
                         at = first + min(sheet.positions) - extent.positions[0]
-                        self._turn(sheet, made[key], (tile, piece, extent, at), count)
+                        self._transpose(sheet, made[key], (tile, piece, extent, at), count)
         return made, used
 
     def _depths(self, relative: tuple[int, ...]) -> dict[int, int]:
@@ -196,7 +196,7 @@ class _Block:
 
     def _empty(self, sheet: Sheet, lines: int, entries: int) -> Held:
         elements = entries * self.images * lines
-        dtype = self.form.panel_type
+        dtype = self.form.packed_type
         tile = self.scope.tile("sheet", sheet.partitions, elements, dtype, self.slots)
         return replace(tile, strides={_ENTRY: self.images * lines, _IMAGE: lines, _LINE: 1})
 
@@ -215,7 +215,7 @@ class _Block:
                 target = self.scope.on_chip(held, tile.partitions, dims, low - self.top)
                 self.scope.fill(target, 0.0)
 
-    def _turn(
+    def _transpose(
         self, sheet: Sheet, held: Held, source: tuple[Held, raw.Piece, Extent, int], count: int
     ) -> None:
         """Put the lines of one piece into a sheet, position by position."""
@@ -235,9 +235,9 @@ class _Block:
                 entry = at_entry + low
                 engine = Engine.SCALAR if turn % 2 else Engine.VECTOR
                 spec = (tile, entry * step + start, step, piece)
-                self._turn_group(inner, sheet, held, spec, (entry, group), lines, engine)
+                self._transpose_group(inner, sheet, held, spec, (entry, group), lines, engine)
 
-    def _turn_group(
+    def _transpose_group(
         self,
         scope: Scope,
         sheet: Sheet,
@@ -280,8 +280,8 @@ class _Block:
                 inner.boxes[self.planner.image] = Box(box.origin + at, 1)
             for part in pieces(self.height, self.plan.lines):
                 place, line = inner.repeat(part)
-                if self.nest.line.atom is not None:
-                    place.boxes[self.nest.line.atom] = Box(line + self.first, part.extent)
+                if self.nest.line.iter_dim is not None:
+                    place.boxes[self.nest.line.iter_dim] = Box(line + self.first, part.extent)
                 self._result(place, sheets, filters, at, line, part.extent)
 
     def _result(
@@ -313,18 +313,18 @@ class _Block:
                     place.release(frame.held[i])
 
     def _tile_box(self, scope: Scope) -> dict[int, Box]:
-        """The box of the atom on the partitions, where it stands for two."""
+        """The box of the iter dim on the partitions, where it stands for two."""
         nest, boxes = self.nest, scope.boxes
         if nest.space is self.form.space or nest.partition is None:
             return {}
-        outer = nest.line.atom if not self.plan.by_line else self.planner.image
+        outer = nest.line.iter_dim if not self.plan.by_line else self.planner.image
         assert outer is not None
         low, high = boxes[outer], boxes[nest.partition]
         size = nest.sizes[nest.partition]
         return {nest.partition: Box(low.origin * size + high.origin, low.extent * high.extent)}
 
     def _column_pieces(self, scope: Scope) -> Iterator[tuple[int, int]]:
-        """(first, count) of the widest column atom: what fits a bank of PSUM."""
+        """(first, count) of the widest column iter dim: what fits a bank of PSUM."""
         wide = self.nest.wide
         if wide is None:
             yield 0, 1
@@ -351,8 +351,8 @@ class _Block:
             scope.boxes[nest.wide] = Box(scope.boxes[nest.wide].origin, count)
             total = replace(total, offset=total.offset + first * total.strides[nest.wide])
         width = scope.elements(self.planner.columns)
-        atom = nest.inner.atom if self.plan.by_line else None
-        positions = scope.extent(atom)
+        iter_dim = nest.inner.iter_dim if self.plan.by_line else None
+        positions = scope.extent(iter_dim)
         most = min(scope.builder.limits.moving_max // width, _UNROLLED // len(steps))
         most = even_tile(positions, max(1, most))
         for part in pieces(positions, 2 * most if positions >= 2 * most else most):
@@ -362,12 +362,12 @@ class _Block:
                 bank = group.hold(group.psum("product", 1, 2), self.planner.columns)
                 for turn in range(count_here):
                     self._multiply(group, steps, sheets, (filters, first), bank, start, turn, where)
-                if atom is not None:
-                    bank = replace(bank, strides={**bank.strides, atom: width})
-                    group.boxes[atom] = Box(Affine(), count_here)
+                if iter_dim is not None:
+                    bank = replace(bank, strides={**bank.strides, iter_dim: width})
+                    group.boxes[iter_dim] = Box(Affine(), count_here)
                 light = self.planner.epilogue_is_light
                 engine = Engine.VECTOR if light and not low else Engine.SCALAR
-                self._evict(group, total, (bank, start, atom), where[2], engine)
+                self._evict(group, total, (bank, start, iter_dim), where[2], engine)
 
     def _evict(
         self,
@@ -377,9 +377,9 @@ class _Block:
         height: int,
         engine: Engine,
     ) -> None:
-        bank, start, atom = source
-        if atom is not None:
-            total = replace(total, offset=total.offset + start * total.strides[atom])
+        bank, start, iter_dim = source
+        if iter_dim is not None:
+            total = replace(total, offset=total.offset + start * total.strides[iter_dim])
         axes = [a for a in self.nest.axes if a in bank.strides]
         out, into = scope.patterns(self._rows(height), axes, total, bank)
         scope.copy(engine, out, into)

@@ -15,7 +15,7 @@ from functools import cached_property
 from shardwright.compiler.codegen.contract_plan import even_tile
 from shardwright.compiler.codegen.domain import BINARY, CODELESS
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
-from shardwright.compiler.codegen.space import contiguous_run, joined_atoms
+from shardwright.compiler.codegen.space import contiguous_run, joined_iter_dims
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, Steps
 from shardwright.compiler.codegen.windows.lines import Extent, Planning
@@ -30,7 +30,7 @@ _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductPlan:
     """Tiles: `images` images of `height` output lines and `width` positions at a time, `columns`
-    of the widest column atom; results of `lines` lines are a tile unless `by_line`.
+    of the widest column iter dim; results of `lines` lines are a tile unless `by_line`.
     """
 
     form: Form
@@ -46,9 +46,9 @@ class ProductPlan:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A dim of the output: the atom a tile walks with its step, and the atoms that are looped."""
+    """A dim of the output: the iter dim a tile walks, its step, and the looped ones."""
 
-    atom: int | None
+    iter_dim: int | None
     step: int
     size: int
     others: Steps
@@ -57,19 +57,19 @@ class Index:
 def _index(form: Form, dim: Dim) -> Index:
     if not dim.kept:
         return Index(None, 1, 1, ())
-    (atom, step), *others = dim.kept
-    return Index(atom, step, form.space.sizes[atom], tuple(others))
+    (iter_dim, step), *others = dim.kept
+    return Index(iter_dim, step, form.space.sizes[iter_dim], tuple(others))
 
 
 class Planner(Planning):
     """What all tilings of one kind share, and the largest that fits."""
 
     def __init__(
-        self, form: Form, epilogue: list[int], sinks: Sequence[int], room: Room, by_line: bool
+        self, form: Form, epilogue: list[int], roots: Sequence[int], room: Room, by_line: bool
     ) -> None:
         self.epilogue, self.by_line = epilogue, by_line
         self.line, self.inner = _index(form, form.line), _index(form, form.inner)
-        self.out = max((form.space[n] for n in sinks), key=form.space.elements).access
+        self.out = max((form.space[n] for n in roots), key=form.space.elements).access
         super().__init__(form, room, self.line.step, self.out)
         self.steps = steps_of(form, self.rows, self.most)
         self.sheets = sheets_of(self.steps)
@@ -86,16 +86,16 @@ class Planner(Planning):
         return raw.span([s.line for s in self.steps])
 
     def continues(self, outer: int | None, inner: int | None) -> bool:
-        """Whether two output atoms are one index for everything behind the contraction."""
+        """Whether two output iter dims are one index for everything behind the contraction."""
         if outer is None or inner is None:
             return False
-        return joined_atoms(self.form.space, self.epilogue, outer, inner) is not None
+        return joined_iter_dims(self.form.space, self.epilogue, outer, inner) is not None
 
     def plan(self) -> ProductPlan | None:
         """The largest tiles that fit; None when there are none of this form."""
-        if not self.by_line and self.inner.atom is None:
+        if not self.by_line and self.inner.iter_dim is None:
             return None
-        joins = self.line.atom is None or self.continues(self.image, self.line.atom)
+        joins = self.line.iter_dim is None or self.continues(self.image, self.line.iter_dim)
         together = joins and raw.images_continue(self.form)
         images = self.even_images(self.line.size) if together else 1
         height = even_tile(self.line.size, self.most)
@@ -116,12 +116,12 @@ class Planner(Planning):
         return None
 
     def _column_tiles(self) -> Iterator[int]:
-        """Columns of the widest atom whose filters fit."""
+        """Columns of the widest iter dim whose filters fit."""
         if self.wide is None:
             yield 1
             return
         size, last = self.sizes[self.wide], 0
-        each = len(self.steps) * self.beside * self.form.panel_type.bytes
+        each = len(self.steps) * self.beside * self.form.packed_type.bytes
         for count in range(1, size + 1):
             tile = math.ceil(size / count)
             if tile != last and tile * each <= _FILTER_SHARE * self.room.budget:
@@ -134,7 +134,9 @@ class Planner(Planning):
         lines = height
         if not self.by_line:
             width = min(width, self.most)
-            whole = width == self.inner.size and self.continues(self.line.atom, self.inner.atom)
+            whole = width == self.inner.size and self.continues(
+                self.line.iter_dim, self.inner.iter_dim
+            )
             lines = max(1, min(height, self.most // width)) if whole else 1
             lines = even_tile(height, lines)
         plan = ProductPlan(
@@ -151,7 +153,7 @@ class Planner(Planning):
         return plan if self._bytes(plan) <= self.room.budget else None
 
     def _bytes(self, plan: ProductPlan) -> int:
-        item, pixel = self.form.panel_type.bytes, self.form.pixel
+        item, pixel = self.form.packed_type.bytes, self.form.pixel
         extent = self.extent(0, plan.width)
         waiting = 2 * extent.elements(pixel) * item
         lines = plan.images * self.line_count(plan.height)
@@ -191,7 +193,7 @@ class Planner(Planning):
 
     def _cost(self, plan: ProductPlan) -> float:
         """Estimated nanoseconds: the most of tensor engine, DMA and copies, a part of the rest."""
-        rates, item = self.room.rates, self.form.panel_type.bytes
+        rates, item = self.room.rates, self.form.packed_type.bytes
         points = self.form.space.points
         images = points(self.form.images)
         blocks = math.ceil(images / plan.images) * math.ceil(self.line.size / plan.height)
@@ -205,9 +207,9 @@ class Planner(Planning):
         passes = 4 if item == 4 else 1
         products = blocks * tiles * len(self.steps) * max(width, MIN_CYCLES * chunks)
         entries = sum(self.entries(s, self.inner.size) for s in self.distinct.values())
-        turned = blocks * chunks * entries * min(self.most, plan.images * plan.height)
-        tensor = rates.engine_ns(Engine.TENSOR, (products + turned) * passes)
-        copied = rates.engine_ns(Engine.VECTOR, (turned + blocks * tiles * width) / 2)
+        transposed = blocks * chunks * entries * min(self.most, plan.images * plan.height)
+        tensor = rates.engine_ns(Engine.TENSOR, (products + transposed) * passes)
+        copied = rates.engine_ns(Engine.VECTOR, (transposed + blocks * tiles * width) / 2)
         run = self._result_run(plan)
         total = images * self.line.size * self.inner.size * width
         stored = rates.transfer_ns(total * item, run * item, self.most)
@@ -224,7 +226,7 @@ class Planner(Planning):
         if self.wide is not None:
             extents[self.wide] = plan.columns
         free = [*extents]
-        if plan.by_line and self.inner.atom is not None:
-            free.append(self.inner.atom)
-            extents[self.inner.atom] = plan.width
+        if plan.by_line and self.inner.iter_dim is not None:
+            free.append(self.inner.iter_dim)
+            extents[self.inner.iter_dim] = plan.width
         return contiguous_run(self.form.space, self.out, free, extents)

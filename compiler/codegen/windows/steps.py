@@ -1,9 +1,9 @@
 """The products that make one output position: which slice of a line meets which taps.
 
-A *sheet* is a slice of every line, turned so that its elements lie on the partitions: channels of
-one position, or of several positions (and rows) where the channels are few. A *step* is one product
-with a sheet: a line and a position relative to those of the output, and the taps its partitions
-meet. Steps share sheets: a tap is a shift.
+A *sheet* is a slice of every line, transposed so that its elements lie on the partitions: channels
+of one position, or of several positions (and rows) where the channels are few. A *step* is one
+product with a sheet: a line and a position relative to those of the output, and the taps its
+partitions meet. Steps share sheets: a tap is a shift.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(slots=True)
 class Sheet:
-    """What is turned: a slice at `width` positions from each of the positions its steps want."""
+    """What is transposed: a slice at `width` positions from each that its steps want."""
 
     slice: Slice
     width: int = 0
@@ -65,7 +65,7 @@ class Sheet:
 
     @property
     def partitions(self) -> int:
-        """Elements that are turned per position."""
+        """Elements that are transposed per position."""
         return self.slice.num_rows * self.width * self.slice.count
 
     def begins_with(self, other: Slice, width: int) -> bool:
@@ -109,8 +109,8 @@ def sheets_of(steps: Sequence[Step]) -> dict[Slice, Sheet]:
 
 
 def _column(form: Form) -> int:
-    atom = form.channel
-    return form.weights.stride(atom) if atom is not None else 0
+    iter_dim = form.channel
+    return form.weights.stride(iter_dim) if iter_dim is not None else 0
 
 
 def _tiles(form: Form, most: int) -> tuple[list[tuple[int, int]], int]:
@@ -122,7 +122,7 @@ def _tiles(form: Form, most: int) -> tuple[list[tuple[int, int]], int]:
     length = form.space.sizes[inner] if inner is not None else 1
     tile = even_tile(length, most)
     count = length // tile
-    if count > 1 and length == count * tile and not form.turns_filters:
+    if count > 1 and length == count * tile and not form.transposes_filters:
         return [(n, tile) for n in range(count)], count
     return cut(length, tile), 1
 
@@ -134,9 +134,9 @@ def _channel_blocks(form: Form) -> Iterator[tuple[int, int, int]]:
     groups = list(product(*(range(sizes[a]) for a in form.groups)))
     for number, at in enumerate(groups):
         for index in product(*(range(sizes[a]) for a in majors)):
-            atoms = list(zip((*form.groups, *majors), (*at, *index), strict=True))
-            first = sum(i * form.walk.stride(a) for a, i in atoms)
-            yield number, first, sum(i * form.weights.stride(a) for a, i in atoms)
+            iter_dims = list(zip((*form.groups, *majors), (*at, *index), strict=True))
+            first = sum(i * form.access.stride(a) for a, i in iter_dims)
+            yield number, first, sum(i * form.weights.stride(a) for a, i in iter_dims)
 
 
 def _taps(form: Form, dims: Sequence[Dim]) -> Iterator[tuple[tuple[int, ...], int]]:

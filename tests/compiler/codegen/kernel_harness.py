@@ -23,69 +23,73 @@ TARGET = "trn1n.32xlarge"
 
 @dataclass
 class Maker:
-    """Collects tensors and nodes; atoms are named by position."""
+    """Collects tensors and nodes; iter dims are named by position."""
 
-    atoms: tuple[int, ...]
+    iter_dims: tuple[int, ...]
     name: str = "case"
     tensors: list[Tensor] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
     def tensor(
-        self, atoms: Sequence[int], dtype: DType = F32, kind: str = "input", alias: int = -1
+        self, iter_dims: Sequence[int], dtype: DType = F32, kind: str = "input", alias: int = -1
     ) -> int:
-        shape = tuple(self.atoms[a] for a in atoms)
+        shape = tuple(self.iter_dims[a] for a in iter_dims)
         self.tensors.append(Tensor(f"t{len(self.tensors)}", shape, dtype, kind, alias))
         return len(self.tensors) - 1
 
-    def view(self, tensor: int, atoms: Sequence[int], offset: int = 0) -> View:
-        """Dense row-major over `atoms`, in the order given."""
-        strides = [0] * len(self.atoms)
+    def view(self, tensor: int, iter_dims: Sequence[int], offset: int = 0) -> View:
+        """Dense row-major over `iter_dims`, in the order given."""
+        strides = [0] * len(self.iter_dims)
         step = 1
-        for a in reversed(atoms):
+        for a in reversed(iter_dims):
             strides[a] = step
-            step *= self.atoms[a]
+            step *= self.iter_dims[a]
         return View(tensor, Affine(offset), tuple(strides))
 
     def node(
         self,
         op: str,
         *inputs: int,
-        atoms: Sequence[int] | None = None,
+        iter_dims: Sequence[int] | None = None,
         dtype: DType | None = None,
         **attrs,
     ) -> int:
         spanned = sorted(
-            {a for i in inputs for a in self.nodes[i].atoms} if atoms is None else atoms
+            {a for i in inputs for a in self.nodes[i].iter_dims} if iter_dims is None else iter_dims
         )
         kind = dtype or self.nodes[inputs[0]].dtype
         self.nodes.append(Node(op, inputs, tuple(spanned), kind, attrs))
         return len(self.nodes) - 1
 
-    def load(self, atoms: Sequence[int], dtype: DType = F32) -> int:
-        tensor = self.tensor(atoms, dtype)
-        return self.node("load", atoms=atoms, dtype=dtype, view=self.view(tensor, atoms))
+    def load(self, iter_dims: Sequence[int], dtype: DType = F32) -> int:
+        tensor = self.tensor(iter_dims, dtype)
+        return self.node(
+            "load", iter_dims=iter_dims, dtype=dtype, view=self.view(tensor, iter_dims)
+        )
 
     def const(self, value, dtype: DType = F32) -> int:
-        return self.node("constant", atoms=(), dtype=dtype, value=value)
+        return self.node("constant", iter_dims=(), dtype=dtype, value=value)
 
     def reduce(self, value: int, over: Sequence[int], kind: str = "add") -> int:
-        rest = [a for a in self.nodes[value].atoms if a not in over]
-        return self.node("reduce", value, atoms=rest, kind=kind, over=tuple(over))
+        rest = [a for a in self.nodes[value].iter_dims if a not in over]
+        return self.node("reduce", value, iter_dims=rest, kind=kind, over=tuple(over))
 
     def contract(self, a: int, b: int, over: Sequence[int], dtype: DType | None = None) -> int:
-        spanned = {*self.nodes[a].atoms, *self.nodes[b].atoms} - set(over)
-        return self.node("contract", a, b, atoms=spanned, dtype=dtype, over=tuple(over))
+        spanned = {*self.nodes[a].iter_dims, *self.nodes[b].iter_dims} - set(over)
+        return self.node("contract", a, b, iter_dims=spanned, dtype=dtype, over=tuple(over))
 
     def store(
-        self, value: int, atoms: Sequence[int], dtype: DType | None = None, tensor: int = -1
+        self, value: int, iter_dims: Sequence[int], dtype: DType | None = None, tensor: int = -1
     ) -> int:
         kind = dtype or self.nodes[value].dtype
         if tensor < 0:
-            tensor = self.tensor(atoms, kind, "output")
-        return self.node("store", value, atoms=atoms, dtype=kind, view=self.view(tensor, atoms))
+            tensor = self.tensor(iter_dims, kind, "output")
+        return self.node(
+            "store", value, iter_dims=iter_dims, dtype=kind, view=self.view(tensor, iter_dims)
+        )
 
     def program(self) -> KernelProgram:
-        return KernelProgram("compute", self.name, self.atoms, tuple(self.nodes))
+        return KernelProgram("compute", self.name, self.iter_dims, tuple(self.nodes))
 
     def kernel(self, target: str | Limits = TARGET) -> Kernel:
         return generate(self.program(), self.tensors, target, 0).kernel

@@ -12,8 +12,8 @@ T, S, D, E, HEADS = 1, 2, 3, 4, 0
 
 def causal(m: Maker, value: int, low: float, offset: int = 0, window: int = 0) -> int:
     """`value` where key position <= row + offset (and within `window` of it), else `low`."""
-    i = m.node("iota", atoms=(T,), dtype=I32, atom=T, start=Affine(offset), step=1)
-    j = m.node("iota", atoms=(S,), dtype=I32, atom=S, start=Affine(), step=1)
+    i = m.node("iota", iter_dims=(T,), dtype=I32, atom=T, start=Affine(offset), step=1)
+    j = m.node("iota", iter_dims=(S,), dtype=I32, atom=S, start=Affine(), step=1)
     keep = m.node("compare", i, j, dtype=PRED, direction="GE")
     if window:
         near = m.node("subtract", i, m.const(window, I32), dtype=I32)
@@ -25,7 +25,7 @@ def _scores(
     m: Maker, lead: tuple[int, ...], dtype, mask: str, low: float, offset: int = 0
 ) -> tuple[int, int, int]:
     q, k = m.load((*lead, T, D), dtype), m.load((HEADS, S, D), dtype)
-    x = m.node("multiply", m.contract(q, k, (D,), F32), m.const(m.atoms[D] ** -0.5))
+    x = m.node("multiply", m.contract(q, k, (D,), F32), m.const(m.iter_dims[D] ** -0.5))
     if mask == "padding":
         x = m.node("select", m.load((HEADS, S), PRED), x, m.const(low), dtype=F32)
     elif mask == "window":

@@ -29,27 +29,29 @@ from tests.compiler.codegen.kernel_harness import (
 )
 
 
-def matmul(m: int, n: int, k: int, dtype=F32, turn=(0, 0, 0), batch: int = 0, out=None) -> Maker:
+def matmul(
+    m: int, n: int, k: int, dtype=F32, transposed=(0, 0, 0), batch: int = 0, out=None
+) -> Maker:
     """out[m, n] = a[m, k] @ b[k, n]; `turn` stores a, b, out transposed."""
     made = Maker((m, n, k, batch) if batch else (m, n, k), "matmul")
     lead = (3,) if batch else ()
-    a = made.load((*lead, *((2, 0) if turn[0] else (0, 2))), dtype)
-    b = made.load((*lead, *((1, 2) if turn[1] else (2, 1))), dtype)
-    made.store(made.contract(a, b, (2,), out), (*lead, *((1, 0) if turn[2] else (0, 1))))
+    a = made.load((*lead, *((2, 0) if transposed[0] else (0, 2))), dtype)
+    b = made.load((*lead, *((1, 2) if transposed[1] else (2, 1))), dtype)
+    made.store(made.contract(a, b, (2,), out), (*lead, *((1, 0) if transposed[2] else (0, 1))))
     return made
 
 
-TURNS = list(itertools.product((0, 1), repeat=3))
+LAYOUTS = list(itertools.product((0, 1), repeat=3))
 
 
-@pytest.mark.parametrize("turn", TURNS)
-def test_all_layouts(turn: tuple[int, int, int]) -> None:
-    check(matmul(200, 131, 520, turn=turn), 1e-6)
+@pytest.mark.parametrize("transposed", LAYOUTS)
+def test_all_layouts(transposed: tuple[int, int, int]) -> None:
+    check(matmul(200, 131, 520, transposed=transposed), 1e-6)
 
 
-@pytest.mark.parametrize("turn", TURNS)
-def test_all_layouts_in_bf16(turn: tuple[int, int, int]) -> None:
-    check(matmul(67, 520, 200, BF16, turn, batch=2), 1e-2)
+@pytest.mark.parametrize("transposed", LAYOUTS)
+def test_all_layouts_in_bf16(transposed: tuple[int, int, int]) -> None:
+    check(matmul(67, 520, 200, BF16, transposed, batch=2), 1e-2)
 
 
 SIZES = [
@@ -83,7 +85,7 @@ def test_attention_scores_and_values() -> None:
 
 
 def test_projection_with_split_heads() -> None:
-    """[t, k] @ [k, h, d] stored as [h, t, d], and the weight gradient that contracts two atoms."""
+    """[t, k] @ [k, h, d] stored as [h, t, d], and the weight gradient, which contracts two."""
     t, k, h, d = 200, 131, 5, 32
     m = Maker((t, k, h, d), "project")
     m.store(m.contract(m.load((0, 1)), m.load((1, 2, 3)), (1,)), (2, 0, 3))
@@ -130,11 +132,11 @@ def test_two_contractions_in_one_kernel_get_a_nest_each() -> None:
 
 
 def test_contraction_beyond_sbuf_streams_both_operands() -> None:
-    """k so long that not even one stationary tile of all k fits beside the panels."""
+    """k so long that not even one stationary tile of all k fits beside the packed tiles."""
     m = matmul(128, 128, 25003)
     kernel = check(m, 1e-6)
     recipe = generate(m.program(), m.tensors, TARGET, 0).recipe
-    assert recipe and count(kernel) < 30 * recipe.ways  # rolled, that many iterations side by side
+    assert recipe and count(kernel) < 30 * recipe.unroll  # a loop, unrolled by that
     assert sum(t.name == "stationary" for t in kernel.tiles) > 1
 
 
@@ -172,7 +174,7 @@ def test_reduction_after_a_contraction() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_random_contractions(data: st.DataObject) -> None:
-    """Up to two atoms of each role, any layout of all three tensors."""
+    """Up to two iter dims of each role, any layout of all three tensors."""
     roles = {r: data.draw(st.integers(0, 2), label=r) for r in ("batch", "m", "n", "k")}
     roles["k"] = max(1, roles["k"])
     sizes: list[int] = []
@@ -216,7 +218,7 @@ def loaded_elements(kernel: Kernel, tensor: int) -> int:
     return visit(kernel.body, 1)
 
 
-def test_heads_that_fit_in_one_tile_share_a_panel() -> None:
+def test_heads_that_fit_in_one_tile_are_packed_together() -> None:
     """A weight gradient of heads: its rows are (head, width) and the other operand spans neither,
     so it is loaded once per block of heads, not once per head.
     """

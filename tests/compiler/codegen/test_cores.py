@@ -45,7 +45,7 @@ def transposed() -> Maker:
 
 def counted() -> Maker:
     m = Maker((9, 20), "counted")
-    number = m.node("iota", atoms=(1,), dtype=I32, atom=1, start=Affine(3), step=2)
+    number = m.node("iota", iter_dims=(1,), dtype=I32, atom=1, start=Affine(3), step=2)
     m.store(m.node("add", number, m.load((0, 1), I32)), (0, 1))
     return m
 
@@ -69,7 +69,7 @@ def gathered() -> Maker:
     picked = m.node(
         "load_indexed",
         row,
-        atoms=(0, 1),
+        iter_dims=(0, 1),
         dtype=table.dtype,
         view=view,
         stride=16,
@@ -85,13 +85,13 @@ def windowed() -> Maker:
     m = Maker((21, 8, 3, 4), "windowed")
     m.tensors.append(Tensor("x", (21, 4), F32, "input"))
     view, bound = View(0, Affine(-4), (4, 0, 4, 1)), Bound(-1, 21, 4, (1, 0, 1, 0))
-    x = m.node("load", atoms=(0, 2, 3), dtype=F32, view=view, bounds=(bound,))
+    x = m.node("load", iter_dims=(0, 2, 3), dtype=F32, view=view, bounds=(bound,))
     m.store(m.contract(x, m.load((2, 3, 1)), (2, 3)), (0, 1))
     return m
 
 
 def two_sizes() -> Maker:
-    """A second store that does not move along the first atom: only one half has it."""
+    """A second store that does not move along the first iter dim: only one half has it."""
     m = Maker((18, 26), "two sizes")
     x, y = m.load((0, 1)), m.load((1,))
     m.store(m.node("add", x, y), (0, 1))
@@ -134,17 +134,17 @@ def test_both_halves_are_the_whole_in_any_order(name: str) -> None:
     assert len(found) == count
     for cut in found:
         first, second = cut.halves
-        assert abs(sum(first.atoms) - sum(second.atoms)) <= 1
+        assert abs(sum(first.iter_dims) - sum(second.iter_dims)) <= 1
         for turned, code in product((False, True), repeat=2):
             for got, wanted in zip(values_of(m, cut, code, turned), want, strict=True):
                 assert distance(got, wanted) <= 1e-6
 
 
-def test_the_longest_atom_comes_first_and_odd_ones_give_the_first_half_one_more() -> None:
+def test_the_longest_iter_dim_comes_first_and_odd_ones_give_the_first_half_one_more() -> None:
     m = transposed()
     (first, second), (third, fourth) = (cut.halves for cut in cuts(m.program(), m.tensors))
-    assert (first.atoms, second.atoms) == ((33, 33), (33, 32))
-    assert (third.atoms, fourth.atoms) == ((17, 65), (16, 65))
+    assert (first.iter_dims, second.iter_dims) == ((33, 33), (33, 32))
+    assert (third.iter_dims, fourth.iter_dims) == ((17, 65), (16, 65))
 
 
 def test_a_store_that_does_not_move_is_in_one_half_only() -> None:
@@ -158,7 +158,7 @@ def test_a_store_that_does_not_move_is_in_one_half_only() -> None:
 
 def sizes(m: Maker) -> list[tuple[int, ...]]:
     """The sizes of the first half of every cut."""
-    return [cut.halves[0].atoms for cut in cuts(m.program(), m.tensors)]
+    return [cut.halves[0].iter_dims for cut in cuts(m.program(), m.tensors)]
 
 
 def scattered(unique: bool) -> Maker:
@@ -167,7 +167,7 @@ def scattered(unique: bool) -> Maker:
     m.tensors.append(Tensor("table", (50, 16), m.nodes[update].dtype, "output"))
     attrs = {"stride": 16, "rows": 50, "kind": "add", "unique": unique, "order": (0,)}
     view = View(2, Affine(), (0, 1))
-    m.node("store_indexed", update, row, atoms=(0, 1), view=view, **attrs)
+    m.node("store_indexed", update, row, iter_dims=(0, 1), view=view, **attrs)
     return m
 
 
@@ -189,9 +189,9 @@ def shifted() -> Maker:
     """In place: x[i] = x[i + 1]; the halves meet at the border."""
     m = Maker((16, 8), "shifted")
     m.tensors.append(Tensor("x", (17, 8), I32, "input"))
-    read = m.node("load", atoms=(0, 1), dtype=I32, view=View(0, Affine(8), (8, 1)))
+    read = m.node("load", iter_dims=(0, 1), dtype=I32, view=View(0, Affine(8), (8, 1)))
     m.tensors.append(Tensor("y", (17, 8), I32, "output", 0))
-    m.node("store", read, atoms=(0, 1), view=View(1, Affine(), (8, 1)))
+    m.node("store", read, iter_dims=(0, 1), view=View(1, Affine(), (8, 1)))
     return m
 
 
@@ -204,7 +204,7 @@ def channels() -> Maker:
     m = Maker((21, 3, 4), "channels")
     m.tensors.append(Tensor("x", (21, 4), F32, "input"))
     view, bound = View(0, Affine(-4), (4, 4, 1)), Bound(-1, 21, 4, (1, 1, 0))
-    x = m.node("load", atoms=(0, 1, 2), dtype=F32, view=view, bounds=(bound,))
+    x = m.node("load", iter_dims=(0, 1, 2), dtype=F32, view=view, bounds=(bound,))
     m.store(m.contract(x, m.load((1, 2)), (1,)), (0, 2))
     return m
 
@@ -268,7 +268,7 @@ def test_each_core_sums_its_half_where_nothing_else_can_be_cut(
                 assert distance(got, wanted) <= 1e-5
 
 
-def test_what_goes_on_along_the_summed_atom_is_not_cut() -> None:
+def test_what_goes_on_along_the_summed_iter_dim_is_not_cut() -> None:
     """A softmax over all it has: every core would need the sum of both before it goes on."""
     m = Maker((64,), "softmax of one row")
     e = m.node("exponential", m.load((0,)))
@@ -289,17 +289,17 @@ def test_memory_that_is_read_again_behind_the_sums_stays_as_it_was() -> None:
 
 def test_the_cut_that_shares_most_work_comes_first() -> None:
     """Rows are few, but both halves of the columns would load all of them for themselves; of equal
-    work the longer atom comes first.
+    work the longer iter dim comes first.
     """
     wide, tall = Maker((40, 8, 300), "wide"), Maker((8, 40, 300), "tall")
     for m in (wide, tall):
         m.store(m.contract(m.load((0, 2)), m.load((2, 1)), (2,)), (0, 1))
         first, second = cuts(m.program(), m.tensors)
-        longest = m.program().atoms.index(40)
-        assert first.halves[0].atoms[longest] == 20
-        assert second.halves[0].atoms[longest] == 40
+        longest = m.program().iter_dims.index(40)
+        assert first.halves[0].iter_dims[longest] == 20
+        assert second.halves[0].iter_dims[longest] == 40
     shared = Maker((64, 8, 16), "shared")
     exponential = shared.node("exponential", shared.load((1, 2)))
     shared.store(shared.node("add", shared.load((0, 1, 2)), exponential), (0, 1, 2))
-    sizes = [cut.halves[0].atoms for cut in cuts(shared.program(), shared.tensors)]
+    sizes = [cut.halves[0].iter_dims for cut in cuts(shared.program(), shared.tensors)]
     assert sizes == [(64, 8, 8), (64, 4, 16), (32, 8, 16)]

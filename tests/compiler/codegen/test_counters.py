@@ -19,11 +19,13 @@ SIZES = (3, 5, 70)
 def position(m: Maker, sizes: tuple[int, ...], start: int | None) -> int:
     """Row-major positions, of which the rows begin behind a loaded number of them."""
     parts = []
-    for atom, _ in enumerate(sizes):
-        count = m.node("iota", atoms=(atom,), dtype=U32, atom=atom, start=Affine(), step=1)
-        if atom == 0 and start is not None:
+    for iter_dim, _ in enumerate(sizes):
+        count = m.node(
+            "iota", iter_dims=(iter_dim,), dtype=U32, atom=iter_dim, start=Affine(), step=1
+        )
+        if iter_dim == 0 and start is not None:
             count = m.node("add", count, start, dtype=U32)
-        inner = prod(sizes[atom + 1 :])
+        inner = prod(sizes[iter_dim + 1 :])
         parts.append(m.node("multiply", count, m.const(inner, U32), dtype=U32))
     total = parts[0]
     for part in parts[1:]:
@@ -38,8 +40,8 @@ def test_a_sum_of_counts_is_one_count(loaded: bool) -> None:
     bits = m.node("random_bits", position(m, SIZES, start), m.const(7, U32), dtype=U32)
     m.store(bits, (0, 1, 2))
     space = normalise(m.kernel().program)
-    (atom,) = space.sizes
-    assert space.sizes[atom] == prod(SIZES), "every value walks the dims as one index"
+    (iter_dim,) = space.sizes
+    assert space.sizes[iter_dim] == prod(SIZES), "every value walks the dims as one index"
     assert sum(i.opcode == "iota" for i in walk(m.kernel().body)) == 1
     check(m)
 

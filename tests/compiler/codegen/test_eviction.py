@@ -26,7 +26,7 @@ LIMITS = limits_for(TARGET)
 
 
 def product(sizes: tuple[int, int, int], dtype=F32, rounded: bool = False) -> tuple[Maker, int]:
-    """x @ w with the atoms (m, n, k); `rounded` to bf16, as bf16 products of JAX are."""
+    """x @ w with the iter dims (m, n, k); `rounded` to bf16, as bf16 products of JAX are."""
     m = Maker(sizes, "product")
     x, w = m.load((2, 0), dtype), m.load((2, 1), dtype)
     return m, m.contract(x, w, (2,), BF16 if rounded else F32)
@@ -47,22 +47,22 @@ def plans(m: Maker) -> list[ContractPlan]:
     space = normalise(m.program())
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
     room = Room(LIMITS, Rates(load_target(TARGET).core), m.tensors, LIMITS.sbuf_bytes // 2)
-    found = plan_contraction(space, number, tuple(space.sinks), room)
+    found = plan_contraction(space, number, tuple(space.roots), room)
     ranked = sorted(found, key=lambda p: -p.cost)
     return list({(p.stationary.number, p.staged, p.held, p.sums > 1): p for p in ranked}.values())
 
 
-@pytest.mark.parametrize("atom", [0, 1])
+@pytest.mark.parametrize("iter_dim", [0, 1])
 @pytest.mark.parametrize("rounded", [False, True])
 def test_chains_behind_a_product_keep_their_values_in_every_plan(
-    atom: int, rounded: bool, monkeypatch: pytest.MonkeyPatch
+    iter_dim: int, rounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bias along either dim of the result, a residual of its own, an activation; and the sum
     itself is stored.
     """
     m, y = product((300, 1100, 260), BF16, rounded)
     kind = BF16 if rounded else F32
-    y = m.node("add", y, m.load((atom,), kind))
+    y = m.node("add", y, m.load((iter_dim,), kind))
     z = m.node("gelu_apprx_tanh", m.node("multiply", y, m.const(1.5, kind)))
     z = m.node("add", z, m.load((0, 1), kind))
     m.store(z, (0, 1))
@@ -120,8 +120,10 @@ def test_a_product_that_is_read_twice_is_copied_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_product_with_bias_and_gelu_is_one_kernel(dtype: str, turned: bool) -> None:
-    graph = product_graph(1024, 512, 2048, dtype, gelu="function", bias="added", turned=turned)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_with_bias_and_gelu_is_one_kernel(dtype: str, transposed: bool) -> None:
+    graph = product_graph(
+        1024, 512, 2048, dtype, gelu="function", bias="added", transposed=transposed
+    )
     function = compile_unit(Unit("kernel", graph, Signature()), TARGET, CompileOptions())
     assert [k.program.kind for k in function.kernels] == ["compute"]

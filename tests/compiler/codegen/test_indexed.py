@@ -19,7 +19,7 @@ def gather(tokens: int, rows: int, d: int, mode: str, dtype=F32) -> Maker:
     m.tensors.append(Tensor("table", (rows, d), dtype, "input"))
     view = View(1, Affine(), (0, 1))
     attrs = {"view": view, "stride": d, "rows": rows, "mode": mode}
-    m.store(m.node("load_indexed", index, atoms=(0, 1), dtype=dtype, **attrs), (0, 1))
+    m.store(m.node("load_indexed", index, iter_dims=(0, 1), dtype=dtype, **attrs), (0, 1))
     return m
 
 
@@ -101,13 +101,13 @@ def test_copies_are_single_transfers() -> None:
         assert [i.opcode for i in walk(kernel.body)] == ["dma"]
 
 
-def test_large_transposing_copy_turns_on_chip() -> None:
+def test_large_copy_is_transposed_on_chip() -> None:
     """Element by element through HBM it would be one descriptor per element."""
     kernel = check(copy((0, 1), (1, 0), (300, 700)), 0)
     assert [i.opcode for i in walk(kernel.body) if i.opcode != "dma"]
 
 
-def test_copy_of_many_strided_atoms_loops() -> None:
+def test_copy_of_many_strided_iter_dims_loops() -> None:
     sizes = (2, 3, 2, 3, 2, 3, 2)
     kernel = check(copy(tuple(range(7)), (6, 1, 3, 0, 5, 2, 4), sizes), 0)
     assert sum(i.opcode == "dma" for i in walk(kernel.body)) == 1

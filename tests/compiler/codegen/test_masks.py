@@ -18,8 +18,10 @@ from tests.support.compiled import graph_of, link
 DIRECTIONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 
 
-def position(m: Maker, atom: int, start: int = 0, step: int = 1) -> int:
-    return m.node("iota", atoms=(atom,), dtype=I32, atom=atom, start=Affine(start), step=step)
+def position(m: Maker, iter_dim: int, start: int = 0, step: int = 1) -> int:
+    return m.node(
+        "iota", iter_dims=(iter_dim,), dtype=I32, atom=iter_dim, start=Affine(start), step=step
+    )
 
 
 def predicate(m: Maker, direction: str = "GE", shift: int = 0, step: int = 1) -> int:
@@ -87,7 +89,7 @@ def test_a_register_needs_a_range(known: tuple[int, int], expected: bool) -> Non
     """An offset that a loop counts moves a mask where the sum cannot wrap."""
     m = Maker((130, 40), "moved")
     told = dict(zip(("low", "high"), known, strict=False))
-    offset = m.node("register", atoms=(), dtype=I32, value=Affine(0, ((0, 1),)), **told)
+    offset = m.node("register", iter_dims=(), dtype=I32, value=Affine(0, ((0, 1),)), **told)
     row = m.node("add", position(m, 0), offset)
     keep = m.node("compare", row, position(m, 1), dtype=PRED, direction="GE")
     m.store(m.node("select", keep, m.load((0, 1)), m.const(0.0), dtype=F32), (0, 1))

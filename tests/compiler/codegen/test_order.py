@@ -88,7 +88,7 @@ def test_a_pipeline_needs_two_tokens_forward_and_two_back() -> None:
 CASES = {
     "softmax": lambda: softmax(300, 131, over=0),
     "backward": lambda: rms_norm_backward(300, 200),
-    "matmul": lambda: matmul(200, 131, 520, turn=(0, 1, 0)),
+    "matmul": lambda: matmul(200, 131, 520, transposed=(0, 1, 0)),
     "scatter": lambda: scatter(300, 13, 67),
 }
 

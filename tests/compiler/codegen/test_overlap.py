@@ -27,30 +27,30 @@ CASES = {
     "softmax of columns": lambda: softmax(500, 9000, over=0),
     "norm": lambda: rms_norm(1024, 4100, BF16),
     "norm backward": lambda: rms_norm_backward(1024, 2000),
-    "matmul": lambda: matmul(1024, 1024, 1040, turn=(0, 1, 0)),
+    "matmul": lambda: matmul(1024, 1024, 1040, transposed=(0, 1, 0)),
     "scatter": lambda: scatter(512, 13, 67),
 }
 
 
-def only(monkeypatch: pytest.MonkeyPatch, ways: int) -> None:
-    """Make the default level lay `ways` iterations side by side, whatever the time."""
-    monkeypatch.setitem(EFFORTS, 2, Effort(1, 1.0, ((ways,),)))
+def only(monkeypatch: pytest.MonkeyPatch, unroll: int) -> None:
+    """Make the default level unroll by `unroll`, whatever the time."""
+    monkeypatch.setitem(EFFORTS, 2, Effort(1, 1.0, ((unroll,),)))
 
 
-@pytest.mark.parametrize("ways", [2, 4])
+@pytest.mark.parametrize("unroll", [2, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_values_stay_and_nothing_races(
-    name: str, ways: int, monkeypatch: pytest.MonkeyPatch
+    name: str, unroll: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only(monkeypatch, ways)
+    only(monkeypatch, unroll)
     check(CASES[name](), 1e-2 if name == "norm" else 1e-6)
 
 
 def test_most_cases_are_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prime trip count stays as it is."""
     sizes = []
-    for ways in (1, 2):
-        only(monkeypatch, ways)
+    for unroll in (1, 2):
+        only(monkeypatch, unroll)
         sizes.append([count(make().kernel()) for make in CASES.values()])
     grown = [after > before for before, after in zip(*sizes, strict=True)]
     assert sum(grown) >= len(CASES) - 2
@@ -59,8 +59,8 @@ def test_most_cases_are_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_norm_waits_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scalar stands between two steps of Vector: alone they take turns."""
     times = []
-    for ways in (1, 4):
-        only(monkeypatch, ways)
+    for unroll in (1, 4):
+        only(monkeypatch, unroll)
         m = rms_norm(2048, 4096)
         times.append(kernel_time(m.kernel(), m.tensors, load_target(TARGET)).duration_ps)
     assert times[1] < 0.95 * times[0]

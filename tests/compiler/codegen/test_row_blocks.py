@@ -13,7 +13,7 @@ from kernel_harness import BF16, F32, PRED, TARGET, Maker, arrays, check, distan
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
-from shardwright.compiler.codegen.domain import Walk
+from shardwright.compiler.codegen.domain import AccessMap
 from shardwright.compiler.codegen.planning import Rates, Room
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block, spread
 from shardwright.compiler.codegen.space import normalise
@@ -96,7 +96,7 @@ def test_every_plan_with_blocks_keeps_the_values(
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
     room = Room(limits_for(TARGET), RATES, m.tensors, limits_for(TARGET).sbuf_bytes // 2)
     chosen = {}
-    for plan in sorted(plan_contraction(space, number, tuple(space.sinks), room), key=cost):
+    for plan in sorted(plan_contraction(space, number, tuple(space.roots), room), key=cost):
         side = plan.stationary.number, plan.resident, plan.held, plan.staged, bool(plan.group)
         chosen.setdefault((*side, plan.block > 1, plan.chunk > 1), plan)
     ran = 0
@@ -154,10 +154,10 @@ def test_spread_counts_neighbours(sizes: list[int], count: int) -> None:
 def test_a_block_is_dense_memory(order: Sequence[int], row: int) -> None:
     """Row number r of a block starts r * row elements behind its first, whatever counts rows."""
     sizes, strides, step = {0: 32, 1: 16, 2: 24}, {}, row
-    for atom in order:
-        strides[atom] = step
-        step *= sizes[atom]
-    block = row_block(Walk(Affine(), strides, 0), row, sizes, 2, RATES, 1e9)
+    for iter_dim in order:
+        strides[iter_dim] = step
+        step *= sizes[iter_dim]
+    block = row_block(AccessMap(Affine(), strides, 0), row, sizes, 2, RATES, 1e9)
     assert isinstance(block, RowBlock)
     rows = block.each * block.partitions
     assert [block.place(r, strides) for r in range(rows)] == [r * row for r in range(rows)]
@@ -188,7 +188,7 @@ def test_a_product_is_stored_both_ways() -> None:
     assert min(runs_of(kernel, 3)) * 2 >= 1024
 
 
-def test_what_is_not_a_plain_product_is_not_turned() -> None:
+def test_what_is_not_a_plain_product_is_not_transposed() -> None:
     """A masked score is minus infinity, which a transpose would spread over its block."""
     m, product = scores(8, 128, 128, 64)
     mask = m.load((2, 3), PRED)

@@ -19,7 +19,7 @@ from tests.support.kernel_checks import kernel_time, overlaps
 
 BOUND = {F32: 1e-6, BF16: 1e-2}
 SIZES = [(2, 128, 128, 64, 64), (1, 131, 131, 16, 16), (2, 300, 700, 130, 40), (2, 67, 520, 32, 64)]
-EVEN = (1, 1024, 1024, 64, 32)  # bands, skipped columns, folded panels
+EVEN = (1, 1024, 1024, 64, 32)  # bands, skipped columns, folded packed tiles
 COMPUTE = ("tensor", "vector", "scalar")
 DTYPES = (F32, BF16)
 
@@ -33,7 +33,7 @@ def test_forward(dtype, mask: str) -> None:
 
 @pytest.mark.parametrize("mask", ["", "causal", "window"])
 def test_even_sizes(mask: str) -> None:
-    """Bands of rows with columns of their own, panels that a partition holds several rows of."""
+    """Bands of rows with columns of their own, packed tiles with several to a partition."""
     for dtype in DTYPES:
         check(forward(EVEN, dtype, mask), BOUND[dtype])
         check(backward(EVEN, dtype, "causal"), BOUND[dtype])
@@ -257,7 +257,7 @@ def test_sums_over_rows_columns_and_samples(rows: int, dtype) -> None:
     check(m, BOUND[dtype])
 
 
-def test_no_row_atom_is_refused() -> None:
+def test_no_row_iter_dim_is_refused() -> None:
     """The second contraction sums what would have to be the rows, and rows need its result."""
     m = Maker((64, 64, 64), "chain")
     a = m.contract(m.load((0, 1)), m.load((1, 2)), (1,))
@@ -279,7 +279,7 @@ def test_capacity_error_names_the_tile() -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 256), (1024, 1024)])
 def test_both_operands_take_columns_in_one_order(rows: int, columns: int, transposed: bool) -> None:
-    """A panel that is transposed as it arrives keeps its columns in order, one that is not may have
-    neighbours on a partition: the rows it is multiplied with follow.
+    """A packed tile that is transposed as it arrives keeps its columns in order, one that is not
+    may have neighbours on a partition: the rows it is multiplied with follow.
     """
     check(weighted_rows(rows, columns, 64, transposed), BOUND[F32])

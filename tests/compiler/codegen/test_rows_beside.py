@@ -30,7 +30,7 @@ def plans(m: Maker) -> list[ContractPlan]:
     space = normalise(m.program())
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
     room = Room(limits_for(TARGET), RATES, m.tensors, limits_for(TARGET).sbuf_bytes // 2)
-    found = plan_contraction(space, number, tuple(space.sinks), room)
+    found = plan_contraction(space, number, tuple(space.roots), room)
     return sorted((plan for plan in found if plan.beside), key=cost)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shardwright.compiler.codegen.rows import spans
-from shardwright.compiler.codegen.rows.spans import DATA, WILD, Span
+from shardwright.compiler.codegen.rows import float_intervals
+from shardwright.compiler.codegen.rows.float_intervals import DATA, WILD, FloatInterval
 from shardwright.compiler.machine.target import load_target
 from tests.compiler.codegen.kernel_harness import F32, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T, causal
@@ -89,17 +89,19 @@ def test_masked_columns_that_do_not(change: Change) -> None:
     assert busy(m) < 0.9 * busy(weighted(plain))
 
 
-LOW = Span(-1e30, -1e30)
+LOW = FloatInterval(-1e30, -1e30)
 
 
 def test_spans_are_low_only_of_what_is_low() -> None:
-    assert spans.span(-5e5, -5e5).high == 0.0  # two of these are not LOW: no mask made them so
-    assert spans.added(LOW, DATA).is_low and not spans.added(LOW, WILD).is_low
-    assert not spans.added(LOW, spans.times(LOW, -1.0)).is_low
-    assert spans.times(LOW, 0.1).is_low and not spans.times(LOW, -1.0).is_low
-    assert not spans.times(LOW, 1e-30).is_low and spans.times(LOW, 0.0) == DATA
-    assert not spans.either(LOW, DATA).is_low and spans.either(LOW, LOW).is_low
-    assert not spans.greater(LOW, DATA).is_low and not spans.lesser(LOW, DATA).is_low
-    assert spans.other(LOW) == WILD and spans.other(DATA) == DATA
-    low = spans.span(-float("inf"), -float("inf"))
-    assert low.is_low and spans.added(low, spans.times(low, -1.0)) == WILD
+    # Two of these are not LOW: no mask made them so.
+    assert float_intervals.interval(-5e5, -5e5).high == 0.0
+    assert float_intervals.added(LOW, DATA).is_low and not float_intervals.added(LOW, WILD).is_low
+    assert not float_intervals.added(LOW, float_intervals.times(LOW, -1.0)).is_low
+    assert float_intervals.times(LOW, 0.1).is_low and not float_intervals.times(LOW, -1.0).is_low
+    assert not float_intervals.times(LOW, 1e-30).is_low and float_intervals.times(LOW, 0.0) == DATA
+    assert not float_intervals.either(LOW, DATA).is_low and float_intervals.either(LOW, LOW).is_low
+    assert not float_intervals.greater(LOW, DATA).is_low
+    assert not float_intervals.lesser(LOW, DATA).is_low
+    assert float_intervals.other(LOW) == WILD and float_intervals.other(DATA) == DATA
+    low = float_intervals.interval(-float("inf"), -float("inf"))
+    assert low.is_low and float_intervals.added(low, float_intervals.times(low, -1.0)) == WILD

@@ -36,8 +36,8 @@ class Mask:
     by: int = 0
 
     def node(self, m: Maker) -> int:
-        row = m.node("iota", atoms=(T,), dtype=I32, atom=T, start=Affine(), step=1)
-        column = m.node("iota", atoms=(S,), dtype=I32, atom=S, start=Affine(), step=1)
+        row = m.node("iota", iter_dims=(T,), dtype=I32, atom=T, start=Affine(), step=1)
+        column = m.node("iota", iter_dims=(S,), dtype=I32, atom=S, start=Affine(), step=1)
         if self.kind == "data":
             loads = (n for n, made in enumerate(m.nodes) if made.op == "load")
             same = (n for n in loads if m.nodes[n].dtype is PRED)
@@ -201,7 +201,7 @@ def test_rows_whose_columns_are_all_zero(window: Mask, kind: str) -> None:
 def _short(m: Maker, dtype: DType, factor: int, shift: int) -> int:
     """(row * factor - column * factor + shift) in a type, where it wraps, against 0."""
     row, column = (
-        m.node("convert", m.node("iota", atoms=(a,), dtype=I32, atom=a, start=Affine(), step=1))
+        m.node("convert", m.node("iota", iter_dims=(a,), dtype=I32, atom=a, start=Affine(), step=1))
         for a in (T, S)
     )
     by, more = m.const(factor, dtype), m.const(shift, dtype)
@@ -233,13 +233,14 @@ def test_positions_that_leave_their_type(dtype: DType, factor: int, shift: int) 
     check(m, 1e-5)
 
 
-@pytest.mark.parametrize(("atom", "other"), [(T, S), (S, T)])
-def test_a_predicate_of_rows_and_of_what_they_share(atom: int, other: int) -> None:
+@pytest.mark.parametrize(("iter_dim", "other"), [(T, S), (S, T)])
+def test_a_predicate_of_rows_and_of_what_they_share(iter_dim: int, other: int) -> None:
     """A vector that is held for all rows reads it, and so do the rows themselves."""
     m = Maker((1, 384, 512, 32, 32), "held")
     s = m.contract(m.load((T, D)), m.load((S, D)), (D,), F32)
     first, second = (
-        m.node("iota", atoms=(a,), dtype=I32, atom=a, start=Affine(), step=1) for a in (atom, other)
+        m.node("iota", iter_dims=(a,), dtype=I32, atom=a, start=Affine(), step=1)
+        for a in (iter_dim, other)
     )
     late = _compare(m, first, "GT", m.const(101, I32))
     slope = m.node("multiply", m.node("convert", second, dtype=F32), m.const(0.01))

@@ -22,7 +22,7 @@ NEVER = float("-inf")
 
 
 def passes(m: Maker) -> tuple[bool, int]:
-    """Whether a pass is online, and how many go over the streamed atom."""
+    """Whether a pass is online, and how many go over the streamed iter dim."""
     plan = plan_of(m, streamed_limits(m))
     return plan.online, sum(one.streamed for one in plan.passes)
 
@@ -238,7 +238,7 @@ def test_segments_without_a_key(low: float) -> None:
 
     def behind(m: Maker, x: int) -> int:
         """Columns of the last third only."""
-        first = m.node("iota", atoms=(S,), dtype=I32, atom=S, start=Affine(-3000), step=1)
+        first = m.node("iota", iter_dims=(S,), dtype=I32, atom=S, start=Affine(-3000), step=1)
         keep = m.node("compare", first, m.load((T,), I32), dtype=PRED, direction="GE")
         return m.node("select", keep, x, m.const(low), dtype=F32)
 

@@ -1,5 +1,5 @@
-"""Rows that are walked in segments: what of the longest inner atom is loaded comes in parts, and
-sums over it are carried on; generated code in L0 equals L1.
+"""Rows that are walked in segments: what of the longest inner iter dim is loaded comes in parts,
+and sums over it are carried on; generated code in L0 equals L1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def plan_of(m: Maker, limits: Limits) -> RowPlan:
     """The first plan for a kernel that may fill all of SBUF."""
     space = normalise(m.program())
     rates = Rates(load_target(TARGET).core)
-    return plan_rows(space, space.sinks, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
+    return plan_rows(space, space.roots, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
 
 
 def streamed_limits(m: Maker) -> Limits:
@@ -73,7 +73,7 @@ def test_backward(dtype, mask: str) -> None:
 
 @pytest.mark.parametrize("sizes", [(2, 67, 3500, 32, 64), (1, 300, 2100, 130, 40, 2)])
 def test_odd_ends(sizes) -> None:
-    """Last segments, row tiles and chunks of the summed atom that are shorter than the others."""
+    """Last segments, row tiles and chunks of the summed iter dim that are shorter."""
     check_streamed(forward(sizes, F32, "causal", True), F32)
 
 
@@ -163,7 +163,7 @@ def test_values_along_the_segments_without_rows() -> None:
 
 
 def test_weights_of_streamed_rows_are_stored() -> None:
-    """What lies along the streamed atom is made again in the pass that follows the sum."""
+    """What lies along the streamed iter dim is made again in the pass that follows the sum."""
     m = Maker((300, 6000, 64, 48), "weights")
     x = m.contract(m.load((0, 2)), m.load((1, 2)), (2,))
     p = m.node("exponential", m.node("subtract", x, m.reduce(x, (1,), "max")))
@@ -195,8 +195,8 @@ def test_rows_of_any_length_fit() -> None:
 
 
 def residual_norm(sizes: tuple[int, ...]) -> Maker:
-    """A product over the long atom, then what follows the MLP of a layer: the residual stream is
-    added, and rows are scaled by their sum.
+    """A product over the long iter dim, then what follows the MLP of a layer: the residual stream
+    is added, and rows are scaled by their sum.
     """
     t, s, d = range(3)
     m = Maker(sizes, "residual_norm")
@@ -207,5 +207,5 @@ def residual_norm(sizes: tuple[int, ...]) -> Maker:
 
 
 def test_what_meets_a_finished_sum_is_loaded_in_an_earlier_pass() -> None:
-    """A load of the level and the atom of the sweep that reads it, one pass before: it is kept."""
+    """A load of the level and iter dim of the sweep that reads it, one pass before: kept."""
     check_streamed(residual_norm((640, 4096, 96)), F32)

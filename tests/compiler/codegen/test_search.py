@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.compiler.codegen import generate
 from shardwright.compiler.codegen.generate import Codes
-from shardwright.compiler.codegen.overlap import turns
+from shardwright.compiler.codegen.overlap import unroll_factors
 from shardwright.compiler.codegen.planning import Candidate
 from shardwright.compiler.codegen.search import EFFORTS, Effort, fastest, walk, worth_trying
 from shardwright.compiler.diagnostics import CapacityError
@@ -55,13 +55,13 @@ def test_what_does_not_fit_is_passed_over_and_the_first_reason_is_kept() -> None
         walk([candidates(1.0, 2.0)], build, int)
 
 
-def test_every_row_of_ways_is_a_walk_of_its_own() -> None:
+def test_every_row_of_unroll_factors_is_a_walk_of_its_own() -> None:
     """The second tiling only pays with two iterations side by side."""
     times = {(1.0, 1): 50, (2.0, 1): 60, (1.0, 2): 55, (2.0, 2): 30}
 
-    def build(chosen: list[Candidate], ways: int, below: float) -> tuple[float, int]:
+    def build(chosen: list[Candidate], unroll: int, below: float) -> tuple[float, int]:
         (candidate,) = chosen
-        return candidate.cost, ways
+        return candidate.cost, unroll
 
     nests = [candidates(1.0, 2.0)]
     one, both = Effort(2, 9.0, ((1, 2),)), Effort(2, 9.0, ((1, 2), (2,)))
@@ -73,10 +73,10 @@ def test_every_row_of_ways_is_a_walk_of_its_own() -> None:
 def test_what_does_not_fit_on_one_walk_is_left_out() -> None:
     first, second = candidates(1.0, 2.0)
 
-    def build(chosen: list[Candidate], ways: int, below: float) -> tuple[float, int]:
-        if chosen[0] is second and ways == 4:
+    def build(chosen: list[Candidate], unroll: int, below: float) -> tuple[float, int]:
+        if chosen[0] is second and unroll == 4:
             raise CapacityError("SW_SBUF_CAPACITY", "tile")
-        return chosen[0].cost, ways
+        return chosen[0].cost, unroll
 
     def time(made: tuple[float, int]) -> int:
         return 10 // made[1]
@@ -153,14 +153,14 @@ def test_tilings_that_come_to_the_same_code_are_placed_and_timed_once(
     m, asked, ordered, timed = make(), [], [], []
     build, place = Codes._build, Codes._place
 
-    def counted(self, chosen, ways, *below, **apart):
-        asked.append(ways)
-        return build(self, chosen, ways, *below, **apart)
+    def counted(self, chosen, unroll, *below, **apart):
+        asked.append(unroll)
+        return build(self, chosen, unroll, *below, **apart)
 
-    def recorded(self, builder, ways):
-        beside = turns([*builder.prefix, *builder.body], ways) if ways > 1 else ()
+    def recorded(self, builder, unroll):
+        beside = unroll_factors([*builder.prefix, *builder.body], unroll) if unroll > 1 else ()
         ordered.append((repr(builder.code()), beside))
-        return place(self, builder, ways)
+        return place(self, builder, unroll)
 
     def judged(kernel, *rest):
         timed.append(kernel)

@@ -88,7 +88,7 @@ def plans(m: Maker) -> list[ContractPlan]:
     (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
     machine = load_target(TARGET)
     room = Room(LIMITS, Rates(machine.core), m.tensors, LIMITS.sbuf_bytes // 2)
-    return plan_contraction(space, number, tuple(space.sinks), room)
+    return plan_contraction(space, number, tuple(space.roots), room)
 
 
 def kinds(found: list[ContractPlan]) -> dict[tuple[object, ...], ContractPlan]:

@@ -39,7 +39,7 @@ def add(n: int) -> Maker:
 
 
 def broadcasts(b: int, t: int, d: int) -> Maker:
-    """Every broadcast form in one kernel: row vector, column vector, scalar, middle atom."""
+    """Every broadcast form in one kernel: row vector, column vector, scalar, middle iter dim."""
     m = Maker((b, t, d), "broadcasts")
     x = m.load((0, 1, 2))
     y = m.node("add", x, m.load((2,)))
@@ -101,7 +101,7 @@ def cross_entropy(rows: int, v: int) -> Maker:
     e = m.node("exponential", shifted)
     total = m.reduce(e, (1,))
     logp = m.node("subtract", shifted, m.node("log", total))
-    column = m.node("iota", atoms=(1,), dtype=I32, atom=1, start=Affine(), step=1)
+    column = m.node("iota", iter_dims=(1,), dtype=I32, atom=1, start=Affine(), step=1)
     hit = m.node("compare", column, label, dtype=PRED, direction="EQ")
     picked = m.reduce(m.node("select", hit, logp, m.const(0.0), dtype=F32), (1,))
     m.store(m.node("multiply", m.reduce(picked, (0,)), m.const(-1 / rows)), ())
@@ -193,8 +193,8 @@ def unary(n: int) -> Maker:
 def causal_mask(t: int) -> Maker:
     """iota on partitions and free, predicates, select with a constant branch, register offset."""
     m = Maker((3, t, t), "causal")
-    q = m.node("iota", atoms=(1,), dtype=I32, atom=1, start=Affine(2), step=3)
-    k = m.node("iota", atoms=(2,), dtype=I32, atom=2, start=Affine(), step=2)
+    q = m.node("iota", iter_dims=(1,), dtype=I32, atom=1, start=Affine(2), step=3)
+    k = m.node("iota", iter_dims=(2,), dtype=I32, atom=2, start=Affine(), step=2)
     keep = m.node("compare", k, q, dtype=PRED, direction="LE")
     keep = m.node("and", keep, m.node("not", m.load((2,), PRED)))
     m.store(m.node("select", keep, m.load((0, 1, 2)), m.const(-1e30), dtype=F32), (0, 1, 2))
@@ -208,7 +208,8 @@ def rotary(t: int, h: int, d: int) -> Maker:
     m.tensors += [tensor, out]
     strides = (h * 2 * d, 2 * d, 1)
     x, y = (
-        m.node("load", atoms=(0, 1, 2), dtype=F32, view=View(0, Affine(o), strides)) for o in (0, d)
+        m.node("load", iter_dims=(0, 1, 2), dtype=F32, view=View(0, Affine(o), strides))
+        for o in (0, d)
     )
     c, s = m.load((0, 2)), m.load((0, 2))
     one = m.node("subtract", m.node("multiply", x, c), m.node("multiply", y, s))
@@ -272,7 +273,7 @@ def test_strip_code_computes_its_kernel(name: str) -> None:
 
 def test_code_stays_rolled() -> None:
     """The size of the code does not follow the number of rows."""
-    for level, most in ((1, 12), (2, 12 * max(max(row) for row in EFFORTS[2].ways))):
+    for level, most in ((1, 12), (2, 12 * max(max(row) for row in EFFORTS[2].unroll))):
         options = CompileOptions(optlevel=level)
         for rows in (128 * 8, 128 * 8000):
             m = rms_norm(rows, 512)
@@ -285,7 +286,7 @@ def shifted(n: int, shift: int, gap: int = 1) -> Maker:
     size = n * gap + shift
     m.tensors.append(Tensor("x", (size,), F32, "input"))
     m.tensors.append(Tensor("y", (size,), F32, "output", alias=0))
-    x = m.node("load", atoms=(0,), dtype=F32, view=View(0, Affine(), (gap,)))
+    x = m.node("load", iter_dims=(0,), dtype=F32, view=View(0, Affine(), (gap,)))
     y = m.node("negate", x)
     m.nodes.append(Node("store", (y,), (0,), F32, {"view": View(1, Affine(shift), (gap,))}))
     return m
@@ -310,18 +311,18 @@ def test_refuses_what_it_cannot_do() -> None:
 
 @st.composite
 def strip_programs(draw) -> Maker:
-    """Random elementwise and reduction chains over up to three atoms with random layouts."""
+    """Random elementwise and reduction chains over up to three iter dims with random layouts."""
     sizes = tuple(
         draw(st.sampled_from((1, 2, 3, 13, 67, 131, 200))) for _ in range(draw(st.integers(1, 3)))
     )
     m = Maker(sizes, "random")
-    atoms = list(range(len(sizes)))
+    iter_dims = list(range(len(sizes)))
 
     def spanned() -> tuple[int, ...]:
-        chosen = [a for a in atoms if draw(st.booleans())]
+        chosen = [a for a in iter_dims if draw(st.booleans())]
         return tuple(draw(st.permutations(chosen)))
 
-    live = [m.load(tuple(draw(st.permutations(atoms)))), m.load(spanned())]
+    live = [m.load(tuple(draw(st.permutations(iter_dims)))), m.load(spanned())]
     for _ in range(draw(st.integers(1, 5))):
         kind = draw(st.sampled_from(("binary", "unary", "reduce", "load")))
         if kind == "binary":
@@ -337,13 +338,13 @@ def strip_programs(draw) -> Maker:
             live.append(m.load(spanned()))
         else:
             value = draw(st.sampled_from(live))
-            over = [a for a in m.nodes[value].atoms if draw(st.booleans())]
+            over = [a for a in m.nodes[value].iter_dims if draw(st.booleans())]
             if over:
                 reduced = m.reduce(value, tuple(over), draw(st.sampled_from(("add", "max"))))
                 live.append(m.node("multiply", reduced, m.const(1e-2)))
     stored = {live[-1], draw(st.sampled_from(live))}
     for value in stored:
-        m.store(value, tuple(draw(st.permutations(m.nodes[value].atoms))))
+        m.store(value, tuple(draw(st.permutations(m.nodes[value].iter_dims))))
     return m
 
 

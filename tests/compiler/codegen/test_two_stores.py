@@ -41,10 +41,10 @@ def test_a_second_layout_costs_what_its_bytes_cost() -> None:
         made = mixed(weights, values)
         return made, jnp.transpose(made, (0, 2, 1, 3)).reshape(2, 256, 1024)
 
-    def turned(weights: jax.Array, values: jax.Array) -> jax.Array:
+    def transposed(weights: jax.Array, values: jax.Array) -> jax.Array:
         return both(weights, values)[1]
 
-    one, other, two = (duration_ps(compiled(f)) for f in (mixed, turned, both))
+    one, other, two = (duration_ps(compiled(f)) for f in (mixed, transposed, both))
     assert two <= 1.5 * max(one, other)
 
 
@@ -58,7 +58,7 @@ def test_rows_that_make_no_blocks_lie_as_their_reader_wants_them(rows: int, stri
 
     function = compiled(projected, rows)
     products = (k.program for k in function.kernels if k.program.name == "dot_general")
-    made = next(p.nodes[-1].attrs["view"] for p in products if len(p.atoms) == 5)
+    made = next(p.nodes[-1].attrs["view"] for p in products if len(p.iter_dims) == 5)
     assert stride in made.strides and (rows == 256 or 197 * 64 not in made.strides)
 
 

@@ -164,7 +164,7 @@ def test_scalar_and_gpsimd_instructions(case: str) -> None:
     assert interval_ps(opcode, engine, *operands, on="trn1n.32xlarge", op="add") == wanted
 
 
-def panel(depth: int, free: int, dtype: DType = BF16, *inner: tuple[int, int]) -> Operand:
+def packed(depth: int, free: int, dtype: DType = BF16, *inner: tuple[int, int]) -> Operand:
     """`depth` partitions of `free` elements."""
     return SBUF, dtype, ((1, depth), (1, free), *inner)
 
@@ -173,21 +173,21 @@ OUT = rows(512, F32, PSUM)
 # Tensor of trn1n runs at 2.8 GHz (K1).
 ON_TENSOR: dict[str, tuple[str, tuple[Operand, ...], int]] = {
     # OLD: matmul is max(min(64, N_stationary), N_moving): 500 / 2.8 = 178,571.4
-    "tile": ("matmul", (OUT, panel(128, 128), panel(128, 500)), 178_571),
-    "narrow moving": ("matmul", (OUT, panel(128, 100), panel(128, 32)), 22_857),  # 64 / 2.8
-    "narrow both": ("matmul", (OUT, panel(128, 48), panel(128, 32)), 17_143),  # 48 / 2.8
+    "tile": ("matmul", (OUT, packed(128, 128), packed(128, 500)), 178_571),
+    "narrow moving": ("matmul", (OUT, packed(128, 100), packed(128, 32)), 22_857),  # 64 / 2.8
+    "narrow both": ("matmul", (OUT, packed(128, 48), packed(128, 32)), 17_143),  # 48 / 2.8
     # All free dims count: 12 * 10 = 120 / 2.8 = 42,857.1
-    "moving of two dims": ("matmul", (OUT, panel(8, 8), panel(8, 12, BF16, (12, 10))), 42_857),
-    "stationary of two dims": ("matmul", (OUT, panel(8, 6, BF16, (6, 9)), panel(8, 2)), 19_286),
+    "moving of two dims": ("matmul", (OUT, packed(8, 8), packed(8, 12, BF16, (12, 10))), 42_857),
+    "stationary of two dims": ("matmul", (OUT, packed(8, 6, BF16, (6, 9)), packed(8, 2)), 19_286),
     # OLD: fp32 takes four passes: 2000 / 2.8 and 4 * 48 = 192 / 2.8
-    "fp32 tile": ("matmul", (OUT, panel(128, 128, F32), panel(128, 500, F32)), 714_286),
-    "fp32 narrow": ("matmul", (OUT, panel(128, 48, F32), panel(128, 32, F32)), 68_571),
+    "fp32 tile": ("matmul", (OUT, packed(128, 128, F32), packed(128, 500, F32)), 714_286),
+    "fp32 narrow": ("matmul", (OUT, packed(128, 48, F32), packed(128, 32, F32)), 68_571),
     # OLD: transpose is max(P, min(64, F)): 100 / 2.8; 64 / 2.8; 40 / 2.8; fp32 400 / 2.8
-    "transpose": ("transpose", (OUT, panel(100, 32)), 35_714),
-    "transpose of few rows": ("transpose", (OUT, panel(40, 100)), 22_857),
-    "transpose of few": ("transpose", (OUT, panel(40, 20)), 14_286),
-    "transpose of a block": ("transpose", (OUT, panel(10, 5, BF16, (5, 9))), 16_071),  # 45 / 2.8
-    "fp32 transpose": ("transpose", (OUT, panel(100, 32, F32)), 142_857),
+    "transpose": ("transpose", (OUT, packed(100, 32)), 35_714),
+    "transpose of few rows": ("transpose", (OUT, packed(40, 100)), 22_857),
+    "transpose of few": ("transpose", (OUT, packed(40, 20)), 14_286),
+    "transpose of a block": ("transpose", (OUT, packed(10, 5, BF16, (5, 9))), 16_071),  # 45 / 2.8
+    "fp32 transpose": ("transpose", (OUT, packed(100, 32, F32)), 142_857),
 }
 
 
@@ -212,7 +212,7 @@ def test_newer_cores_differ_by_their_clocks(
     assert interval_ps("tensor_tensor", VECTOR, A, A, A, on=on, op="add") == vector
     assert interval_ps("activation", SCALAR, A, A, on=on) == scalar
     assert interval_ps("iota", GPSIMD, A, on=on) == gpsimd
-    assert interval_ps("matmul", TENSOR, OUT, panel(128, 128), panel(128, 500), on=on) == tensor
+    assert interval_ps("matmul", TENSOR, OUT, packed(128, 128), packed(128, 500), on=on) == tensor
 
 
 def test_waits_and_signals_take_no_time_and_other_engines_no_instructions_of_vector() -> None:

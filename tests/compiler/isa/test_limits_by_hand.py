@@ -232,7 +232,7 @@ def test_short_floats_are_multiplied_with_other_short_floats() -> None:
         assert "fp32 only with fp32" in text
 
 
-def turned(p: int, f: int, **more: Any) -> Instr:
+def transposed(p: int, f: int, **more: Any) -> Instr:
     given = {"dst": at(1, (1, p), rows=f), "src": at(0, (1, f), rows=p)} | more
     return Instr("transpose", TENSOR, given["dst"], (given["src"],))
 
@@ -289,15 +289,15 @@ EDGES |= {
         product(8, 8, 8, dst=at(4, (1, 8), rows=8)),
         "requires a fp32 destination in PSUM, got h",
     ),
-    "rows turned": (turned(128, 128), turned(8, 129, dst=at(1, (1, 8))), "got 8 x 129"),
+    "rows transposed": (transposed(128, 128), transposed(8, 129, dst=at(1, (1, 8))), "got 8 x 129"),
     "from PSUM": (
-        turned(8, 8),
-        turned(8, 8, src=at(1, (1, 8), rows=8)),
+        transposed(8, 8),
+        transposed(8, 8, src=at(1, (1, 8), rows=8)),
         "requires its source in SBUF",
     ),
-    "turned to SBUF": (
-        turned(8, 8),
-        turned(8, 8, dst=at(0, (1, 8), rows=8)),
+    "transposed to SBUF": (
+        transposed(8, 8),
+        transposed(8, 8, dst=at(0, (1, 8), rows=8)),
         "destination in PSUM",
     ),
 }

@@ -113,9 +113,9 @@ def steps(lowered: Lowered) -> list[str]:
     """What runs, products by the size of their result."""
     found = []
     for kernel in lowered.kernels:
-        sizes = [node.atoms for node in kernel.nodes if node.op == "store"]
+        sizes = [node.iter_dims for node in kernel.nodes if node.op == "store"]
         last = sizes[0][-1] if sizes else -1
-        found.append(f"{kernel.name} {kernel.atoms[last]}" if last >= 0 else kernel.name)
+        found.append(f"{kernel.name} {kernel.iter_dims[last]}" if last >= 0 else kernel.name)
     return found
 
 

@@ -54,7 +54,7 @@ def test_rms_norm_is_one_kernel_that_reads_its_rows_once() -> None:
     b = Builder()
     x, gain = b.input((64, 10)), b.input((10,))
     lowered = check_lowering(b.finish(rms_norm(b, x, gain)), [normal(64, 10), normal(10)])
-    assert len(lowered.kernels) == 1 and lowered.kernels[0].atoms == (64, 10)
+    assert len(lowered.kernels) == 1 and lowered.kernels[0].iter_dims == (64, 10)
     assert count(lowered, "load") == 2
 
 
@@ -99,8 +99,8 @@ def test_adamw_is_one_kernel_in_place() -> None:
 def test_contraction_reads_any_strides_and_converts_its_result() -> None:
     b = Builder()
     q, k = b.input((2, 7, 3, 5)), b.input((2, 6, 3, 5))
-    turned = b.transpose(q, (0, 2, 1, 3)), b.transpose(k, (0, 2, 1, 3))
-    scores = b.dot(*turned, ((3,), (3,)), ((0, 1), (0, 1)))
+    transposed = b.transpose(q, (0, 2, 1, 3)), b.transpose(k, (0, 2, 1, 3))
+    scores = b.dot(*transposed, ((3,), (3,)), ((0, 1), (0, 1)))
     graph = b.finish(b.convert(scores, DType.BF16))
     lowered = check_lowering(graph, [normal(2, 7, 3, 5), normal(2, 6, 3, 5)])
     assert len(lowered.kernels) == 1
@@ -276,10 +276,10 @@ def test_a_permuted_result_that_strides_cannot_reshape_is_copied() -> None:
     b = Builder()
     x, y = b.input((6, 5)), b.input((4, 5))
     z = b.dot(x, y, ((1,), (1,)))
-    turned = b.op("tanh", b.transpose(z, (1, 0)))
+    transposed = b.op("tanh", b.transpose(z, (1, 0)))
     again = b.op("abs", b.transpose(z, (1, 0)))
     flat = b.op("negate", b.reshape(z, (8, 3)))
-    check_lowering(b.finish(turned, again, flat), [normal(6, 5), normal(4, 5)])
+    check_lowering(b.finish(transposed, again, flat), [normal(6, 5), normal(4, 5)])
 
 
 def test_a_copy_stands_alone_where_its_reader_cuts_a_row_otherwise() -> None:

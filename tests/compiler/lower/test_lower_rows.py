@@ -127,7 +127,7 @@ def test_forms_order_by_bytes_and_agree_in_values() -> None:
     assert moved[0] >= moved[1] + 4 * scores and moved[1] >= moved[2] + 6 * scores
 
 
-def test_grouped_keys_are_panels_of_their_group() -> None:
+def test_grouped_keys_are_packed_for_their_group() -> None:
     """Q of 2 groups x 2 heads reads K and V of its group; dK adds the heads of a group up."""
     b = Builder()
     q, k = b.input((2, 2, T, D)), b.input((2, S, D))
@@ -166,7 +166,7 @@ def test_few_rows_do_not_make_a_row_kernel() -> None:
     assert len(compute(check_lowering(graph, [normal(32, D), normal(48, D)]))) == 2
 
 
-def test_panels_that_do_not_fit_stay_contractions() -> None:
+def test_packed_tiles_that_do_not_fit_stay_contractions() -> None:
     """A linear layer of d_model-sized weights is tiled by the contraction generator."""
     b = Builder()
     x, w1, w2 = b.input((4096, 4096)), b.input((4096, 11008)), b.input((11008, 4096))

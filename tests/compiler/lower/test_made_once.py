@@ -59,7 +59,9 @@ class ByContractions:
     limit_bytes: int
 
     def __call__(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
-        sizes = (program.atoms[a] for n in program.nodes if n.op == "contract" for a in n.atoms)
+        sizes = (
+            program.iter_dims[a] for n in program.nodes if n.op == "contract" for a in n.iter_dims
+        )
         return sum(size == ROWS for size in sizes) // 2
 
     searched = __call__
@@ -68,5 +70,10 @@ class ByContractions:
 @pytest.mark.parametrize(("limit", "contractions"), [(SPARE * SCORES, 1), (SPARE * SCORES - 1, 2)])
 def test_the_faster_form_is_taken_where_memory_allows(limit: int, contractions: int) -> None:
     kernels = settle(twice(), oracle=ByContractions(limit)).lowered.kernels
-    sizes = [[k.atoms[a] for a in n.atoms] for k in kernels for n in k.nodes if n.op == "contract"]
+    sizes = [
+        [k.iter_dims[a] for a in n.iter_dims]
+        for k in kernels
+        for n in k.nodes
+        if n.op == "contract"
+    ]
     assert sum(one.count(ROWS) == 2 for one in sizes) == contractions

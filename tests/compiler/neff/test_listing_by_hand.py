@@ -130,7 +130,7 @@ def test_a_function_with_its_meaning_and_its_code() -> None:
     assert listed() == [
         *HEAD,
         "  kernel 0 compute exp from layer.py:9",
-        "    atoms [2, 3]",
+        "    iter_dims [2, 3]",
         "    %0 = iota() : f32 over [0]",
         "    tile 0 sbuf t 2 x 3 f32 @64 x 2 slots by r0",
         "    tile 1 psum s 2 x 1 bf16 @0",

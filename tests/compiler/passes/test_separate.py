@@ -62,8 +62,10 @@ def test_folds_of_pieces(kind: str, dims: tuple[int, ...]) -> None:
 def test_pads_and_transposes(low: int, high: int) -> None:
     b = Builder()
     padded = b.pad(b.input((3, 4)), b.constant(-2.0), (0, low), (0, high))
-    turned = b.transpose(padded, (1, 0))
-    graph = b.finish(b.reduce(turned, "max", (0,)), b.slice(turned, (low, 0), (low + 3, 3), (2, 1)))
+    transposed = b.transpose(padded, (1, 0))
+    graph = b.finish(
+        b.reduce(transposed, "max", (0,)), b.slice(transposed, (low, 0), (low + 3, 3), (2, 1))
+    )
     assert joins(check(graph)) == 0
 
 

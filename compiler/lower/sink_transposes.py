@@ -18,12 +18,12 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.dce import dce
 
 
-def turned_late(graph: Graph) -> Graph | None:
+def sink_transposes(graph: Graph) -> Graph | None:
     """`graph` (loop-free) with values converted before they are transposed, each once to a type;
     None when it has no such conversion.
     """
     producers = graph.producers()
-    if not any(_turn(op, producers) for op in graph.ops):
+    if not any(_transpose(op, producers) for op in graph.ops):
         return None
     level = Level()
     made: dict[tuple[Value, DType], Value] = {}
@@ -32,22 +32,22 @@ def turned_late(graph: Graph) -> Graph | None:
         if op.name not in CASTS:
             level.ops.append(op)
             continue
-        turn = _turn(op, producers)
-        source = level.now(turn.operand) if turn else op.operand
+        transpose = _transpose(op, producers)
+        source = level.now(transpose.operand) if transpose else op.operand
         key = source, op.result.type.dtype
         if key not in made:
-            early = make_op("convert", (source,), op.attrs, loc=op.loc) if turn else op
+            early = make_op("convert", (source,), op.attrs, loc=op.loc) if transpose else op
             level.ops.append(early)
             made[key] = early.result
-        elif not turn:
+        elif not transpose:
             level.replace(op.results, (made[key],))
-        if turn:
-            late = Op("transpose", (made[key],), op.results, turn.attrs, (), turn.loc)
+        if transpose:
+            late = Op("transpose", (made[key],), op.results, transpose.attrs, (), transpose.loc)
             level.ops.append(late)
     return dce(level.finish(graph))
 
 
-def _turn(op: Op, producers: Mapping[Value, Op]) -> Op | None:
+def _transpose(op: Op, producers: Mapping[Value, Op]) -> Op | None:
     """The transpose that a conversion reads."""
     made = producers.get(op.operand) if op.name in CASTS else None
     return None if permutation(made) is None else made

@@ -1,4 +1,4 @@
-"""Sweeps whose products, arithmetic and transposes work on different blocks at a time.
+"""Software pipelining of sweeps: products, arithmetic and transposes work on different blocks.
 
 Engines are in-order queues. Where a block goes from the tensor engine to the others and back, the
 tensor engine would wait for the arithmetic of every block before it begins the next one. So a sweep
@@ -29,10 +29,10 @@ _ORDER_OF_KEPT = (3, 1, 2, 0)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A value of a block, with `turns` its transposes, or with `leaves` its way out of PSUM."""
+    """A value of a block, with `transposes` its transpose, or with `leaves` its way out of PSUM."""
 
     number: int
-    turns: bool = False
+    transposes: bool = False
     leaves: bool = False
 
 
@@ -49,9 +49,9 @@ class Places:
 
 
 @dataclass(slots=True)
-class Flight:
-    """A block of a row tile on its way: the phase at work, the phase of every step, the values that
-    go from one phase to a later one, where those are now, and where new ones may be put.
+class Iteration:
+    """A block of a row tile in the pipeline: the phase at work, the phase of every step, the values
+    that go from one phase to a later one, where those are now, and where new ones may be put.
     """
 
     phases: Mapping[Step, int]
@@ -77,7 +77,7 @@ def _crossings(
 ) -> Iterator[tuple[int, int]]:
     """(value, later phase than its own that reads it)."""
     for step, phase in phases.items():
-        read = [step.number] if step.turns else [] if step.leaves else reads[step.number]
+        read = [step.number] if step.transposes else [] if step.leaves else reads[step.number]
         made = [i for i in read if Step(i) in phases]
         yield from ((i, phase) for i in made if phases[Step(i)] < phase)
 
@@ -90,18 +90,18 @@ class Turn(NamedTuple):
     tile: int
 
 
-def in_phases(
+def pipelined(
     tiles: Sequence[Scope],
-    atom: int,
+    iter_dim: int,
     runs: Sequence[Run],
-    flights: Sequence[Sequence[Flight]],
+    iterations: Sequence[Sequence[Iteration]],
     phases: Sequence[int],
-) -> Iterator[tuple[Turn, Scope, Flight]]:
-    """(whose turn, where, flight with its phase set) in the order of the code of a sweep of row
+) -> Iterator[tuple[Turn, Scope, Iteration]]:
+    """(whose turn, where, iteration with its phase set) in the order of the code of a sweep of row
     tiles at `tiles`, which share a body and take turns in every block.
 
     At time t, phase p of `phases` works on turn t - p; times with all phases in one run become a
-    loop over as many at once as bring it to the same tile and place. `flights` are those of even
+    loop over as many at once as bring it to the same tile and place. `iterations` are those of even
     and odd turns of every run.
     """
     blocks = [(r, at) for r, run in enumerate(runs) for at in range(run.piece.trip)]
@@ -117,12 +117,12 @@ def in_phases(
                 number = time + beside - phase
                 if 0 <= number < len(turns):
                     turn = turns[number]
-                    flight = flights[turn.run][number % 2]
-                    flight.phase = phase
+                    iteration = iterations[turn.run][number % 2]
+                    iteration.phase = phase
                     lane = 1 + number % 2 + 2 * looped
                     here = tiles[turn.tile].beside(body.body, lane)
                     looping = (body.register, period // len(tiles)) if looped else None
-                    yield turn, _scope(here, atom, runs[turn.run], turn, looping), flight
+                    yield turn, _scope(here, iter_dim, runs[turn.run], turn, looping), iteration
         time += period * trip if looped else 1
 
 
@@ -137,13 +137,15 @@ def _trip(turns: Sequence[Turn], time: int, period: int) -> int:
     return (end - first - PHASES + 1) // period
 
 
-def _scope(here: Scope, atom: int, run: Run, turn: Turn, looping: tuple[int, int] | None) -> Scope:
+def _scope(
+    here: Scope, iter_dim: int, run: Run, turn: Turn, looping: tuple[int, int] | None
+) -> Scope:
     """The code for a turn; in a loop (its register, blocks it moves on by) for those after it."""
     extent = run.piece.extent
     terms = ((looping[0], looping[1] * extent),) if looping else ()
-    origin = here.boxes[atom].origin + Affine(run.piece.start + turn.at * extent, terms)
-    scope = here.straight({atom: Box(origin, extent)})
-    begins, begun = looping[:1] if looping else (), here.first.get(atom, ())
+    origin = here.boxes[iter_dim].origin + Affine(run.piece.start + turn.at * extent, terms)
+    scope = here.straight({iter_dim: Box(origin, extent)})
+    begins, begun = looping[:1] if looping else (), here.first.get(iter_dim, ())
     goes_on = (turn.run, turn.at) > (0, 0) or begun is None
-    scope.first = {**here.first, atom: None if goes_on else (*(begun or ()), *begins)}
+    scope.first = {**here.first, iter_dim: None if goes_on else (*(begun or ()), *begins)}
     return scope

@@ -1,10 +1,10 @@
 """Views that lie side by side in memory move as one: halves of a head, parts of a packed row.
 
 Two loads (or stores) whose views differ only in their offset, by exactly the run of their innermost
-atom, together make runs of twice the length, and short runs are what a DMA is slow at. They become
-one load of a value that spans one more atom, the joint atom, and each old value is a `part` of it;
-stored values become the parts of a `join`, computed straight into its tile. Neither has code.
-Numbers per row (`top_k`, statistics) that are stored side by side are runs of one element.
+iter dim, together make runs of twice the length, and short runs are what a DMA is slow at. They
+become one load of a value that spans one more iter dim, the coalesced one, and each old value is a
+`part` of it; stored values become parts of a `join`, computed straight into its tile. Neither has
+code. Numbers per row (`top_k`, statistics) stored side by side are runs of one element.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardwright.compiler.codegen.domain import (
 # Runs of this many bytes reach 0.81 of the DMA rate (hardware.json
 # efficiency_by_bytes_per_partition); longer ones are left as they are.
 _RUN_BYTES = 2048
-_GONE = -1  # number of stores that a joint one took over
+_GONE = -1  # number of stores that a coalesced one took over
 # Values that do not make a tile of their own where they are computed.
 _NO_TILE = (*CODELESS, *PARTS, "load", "load_indexed")
 
@@ -38,20 +38,20 @@ class _Group:
     step: int
 
 
-def join_views(space: Space, sinks: Iterable[int], tensors: Tensors) -> tuple[Space, list[int]]:
-    """`space` with adjacent views of what `sinks` need joined, and the sinks' new numbers."""
-    sinks = list(sinks)
-    groups = _groups(space, space.slice(sinks), tensors)
-    return _Joiner(space, groups).joined(sinks) if groups else (space, sinks)
+def coalesce(space: Space, roots: Iterable[int], tensors: Tensors) -> tuple[Space, list[int]]:
+    """`space` with adjacent views of what `roots` need coalesced, and the roots' new numbers."""
+    roots = list(roots)
+    groups = _groups(space, space.slice(roots), tensors)
+    return _Coalescer(space, groups).of(roots) if groups else (space, roots)
 
 
 def _groups(space: Space, wanted: Iterable[int], tensors: Tensors) -> list[_Group]:
     alike: dict[object, list[int]] = {}
     for n in wanted:
-        value, walk = space[n], space[n].walk
-        if value.op in ("load", "store") and walk is not None:
-            strides = frozenset(walk.strides.items())
-            key = (value.op, walk.tensor, strides, walk.offset.terms, value.dtype, value.atoms)
+        value, access = space[n], space[n].map
+        if value.op in ("load", "store") and access is not None:
+            strides, terms = frozenset(access.strides.items()), access.offset.terms
+            key = (value.op, access.tensor, strides, terms, value.dtype, value.iter_dims)
             alike.setdefault(key, []).append(n)
     found = [_adjacent(space, members, tensors) for members in alike.values() if len(members) > 1]
     return [group for group in found if group is not None]
@@ -59,20 +59,20 @@ def _groups(space: Space, wanted: Iterable[int], tensors: Tensors) -> list[_Grou
 
 def _adjacent(space: Space, members: list[int], tensors: Tensors) -> _Group | None:
     """The members as a group, when they continue each other's runs and the runs are short."""
-    walk = space[members[0]].access
-    # Without an atom along the run it is one element: numbers per row, side by side.
-    steps = [space.sizes[a] for a, stride in walk.strides.items() if stride == 1] or [1]
-    if steps[0] * tensors[walk.tensor].dtype.bytes >= _RUN_BYTES:
+    access = space[members[0]].access
+    # Without an iter dim along the run it is one element: numbers per row, side by side.
+    steps = [space.sizes[a] for a, stride in access.strides.items() if stride == 1] or [1]
+    if steps[0] * tensors[access.tensor].dtype.bytes >= _RUN_BYTES:
         return None
     offsets = {space[n].access.offset.const: n for n in members}
     first = min(offsets)
     if {first + i * steps[0] for i in range(len(members))} != set(offsets):
         return None
     group = _Group(tuple(offsets[o] for o in sorted(offsets)), steps[0])
-    return group if _can_join(space, group) else None
+    return group if _can_coalesce(space, group) else None
 
 
-def _can_join(space: Space, group: _Group) -> bool:
+def _can_coalesce(space: Space, group: _Group) -> bool:
     """Loads always; stores when every stored value is computed for that place alone."""
     stores = [space[n] for n in group.members if space[n].op == "store"]
     sources = [space[s.inputs[0]] for s in stores]
@@ -80,33 +80,33 @@ def _can_join(space: Space, group: _Group) -> bool:
     users = space.users()
     return len(numbers) == len(stores) and all(
         v.op not in _NO_TILE
-        and v.atoms == s.atoms
+        and v.iter_dims == s.iter_dims
         and v.dtype is sources[0].dtype
         and sum(space[u].op == "store" for u in users[s.inputs[0]]) == 1
         for s, v in zip(stores, sources, strict=True)
     )
 
 
-class _Joiner(Rewriting):
-    """Joint atoms are shared by groups of the same length."""
+class _Coalescer(Rewriting):
+    """Coalesced iter dims are shared by groups of the same length."""
 
     def __init__(self, space: Space, groups: Sequence[_Group]) -> None:
         super().__init__(space)
         self.group = {n: group for group in groups for n in group.members}
         first = max(space.sizes, default=-1) + 1
         lengths = sorted({len(g.members) for g in groups})
-        self.joint = {length: first + i for i, length in enumerate(lengths)}
+        self.coalesced = {length: first + i for i, length in enumerate(lengths)}
         self.loads: dict[Numbers, int] = {}
 
-    def joined(self, sinks: Sequence[int]) -> tuple[Space, list[int]]:
-        """The new space, and the numbers of `sinks` in it."""
-        sizes = self.old.sizes | {atom: length for length, atom in self.joint.items()}
-        joint = self.old.joint | set(self.joint.values())
-        space = replace(self.run(), sizes=sizes, joint=joint)
-        return space, sorted({self.number[n] for n in sinks} - {_GONE})
+    def of(self, roots: Sequence[int]) -> tuple[Space, list[int]]:
+        """The new space, and the numbers of `roots` in it."""
+        sizes = self.old.sizes | {a: length for length, a in self.coalesced.items()}
+        coalesced = self.old.coalesced | set(self.coalesced.values())
+        space = replace(self.run(), sizes=sizes, coalesced=coalesced)
+        return space, sorted({self.number[n] for n in roots} - {_GONE})
 
     def made(self, n: int, value: Value) -> int:
-        """The value, its part of a joint load, or with the last store of a group the joint one."""
+        """The value, its part of a coalesced load, or for a group's last store a coalesced one."""
         group = self.group.get(n)
         if group is None:
             return self.add(value)
@@ -117,21 +117,21 @@ class _Joiner(Rewriting):
     def _wide(self, group: _Group, inputs: Numbers) -> Value:
         """The load or store of all members at once."""
         value = self.old.values[group.members[0]]
-        atom = self.joint[len(group.members)]
-        walk = replace(value.access, strides={**value.access.strides, atom: group.step})
-        return replace(value, inputs=inputs, atoms=value.atoms | {atom}, walk=walk)
+        iter_dim = self.coalesced[len(group.members)]
+        access = replace(value.access, strides={**value.access.strides, iter_dim: group.step})
+        return replace(value, inputs=inputs, iter_dims=value.iter_dims | {iter_dim}, map=access)
 
     def _part(self, group: _Group, value: Value, index: int) -> int:
         if group.members not in self.loads:
             self.loads[group.members] = self.add(self._wide(group, ()))
-        attrs: Mapping[str, int] = {"atom": self.joint[len(group.members)], "index": index}
+        attrs: Mapping[str, int] = {"iter_dim": self.coalesced[len(group.members)], "index": index}
         inputs = (self.loads[group.members],)
-        return self.add(Value("part", inputs, value.atoms, value.dtype, attrs=attrs))
+        return self.add(Value("part", inputs, value.iter_dims, value.dtype, attrs=attrs))
 
     def _join(self, group: _Group) -> int:
         parts = tuple(self.number[self.old.values[n].inputs[0]] for n in group.members)
-        atom = self.joint[len(group.members)]
+        iter_dim = self.coalesced[len(group.members)]
         like = self.values[parts[0]]
-        attrs = {"atom": atom}
-        join = self.add(Value("join", parts, like.atoms | {atom}, like.dtype, attrs=attrs))
+        attrs = {"iter_dim": iter_dim}
+        join = self.add(Value("join", parts, like.iter_dims | {iter_dim}, like.dtype, attrs=attrs))
         return self.add(self._wide(group, (join,)))

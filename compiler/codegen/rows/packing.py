@@ -1,17 +1,17 @@
-"""Panels of row contractions: the operand that does not span the rows, whole in SBUF.
+"""Packed tiles of row contractions: the operand that does not span the rows, whole in SBUF.
 
-A panel is the moving operand of a contraction of its own, so `codegen/panels.py` loads it: the
-summed atom on the partitions, transposed on the tensor engine where it is innermost in HBM.
+A packed tile is the moving operand of a contraction of its own, so `codegen/packing.py` loads it:
+the summed iter dim on the partitions, transposed on the tensor engine where it is innermost in HBM.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.builder import NO_ATOM, Box, Held, Scope, pieces
+from shardwright.compiler.codegen.builder import NO_DIM, Box, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, Operand
-from shardwright.compiler.codegen.domain import Atoms, Space, Split
-from shardwright.compiler.codegen.panels import Panels
+from shardwright.compiler.codegen.domain import IterDims, Space, Split
+from shardwright.compiler.codegen.packing import Packer
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.size import STAGING_BYTES
 from shardwright.compiler.codegen.space import split
@@ -23,8 +23,8 @@ _RUN_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """A panel in SBUF: [summed atom on the partitions, chunks of it, columns].
+class Packed:
+    """A packed tile in SBUF: [summed iter dim on the partitions, chunks of it, columns].
 
     `full` chunks of `height` partitions, then one of `tail`; elements from chunk to chunk and from
     column to column.
@@ -38,45 +38,45 @@ class Panel:
     column_step: int
 
 
-def load_panel(plan: RowPlan, number: int, side: int, scope: Scope) -> Panel:
+def pack(plan: RowPlan, number: int, side: int, scope: Scope) -> Packed:
     """Load an operand of row contraction `number` for the parallel point of `scope`, and where an
-    atom is streamed, for the points of its box: side 1 is the one that does not span the rows, side
-    0 the other one over all rows.
+    iter dim is streamed, for the points of its box: side 1 is the one that does not span the rows,
+    side 0 the other one over all rows.
     """
-    operand = plan.roles.panels[number][side]
-    streamed = plan.stream if plan.streams(operand) else NO_ATOM
+    operand = plan.roles.packed[number][side]
+    streamed = plan.stream if plan.streams(operand) else NO_DIM
     if streamed >= 0:
         part = {**plan.space.sizes, streamed: scope.extent(streamed)}
         plan = replace(plan, space=replace(plan.space, sizes=part))
     form = _form(plan, number, operand, scope)
-    panels = Panels(scope.builder, form)
+    packer = Packer(scope.builder, form)
     sizes, made = form.space.sizes, form.depth_split
     boxes = {a: Box(Affine(), sizes[a]) for a in (*form.columns, form.depth)}
     if streamed >= 0:
         boxes[streamed] = Box(scope.boxes[streamed].origin, boxes[streamed].extent)
-    slots = 1 if plan.lean and streamed < 0 else 0
-    whole = panels.whole(scope.straight(boxes), slots)
+    slots = 1 if plan.single_buffered and streamed < 0 else 0
+    whole = packer.whole(scope.straight(boxes), slots)
     if made.major < 0:
-        _fill(plan, panels, whole, scope.straight(boxes))
-        return _panel(whole, form, 1, 0)
+        _fill(plan, packer, whole, scope.straight(boxes))
+        return _packed(whole, form, 1, 0)
     for piece in pieces(sizes[made.major], sizes[made.major], made):
         inner = scope.straight(boxes).enter(made.major, piece)
         if streamed in inner.boxes:
             inner.boxes[streamed] = replace(
                 inner.boxes[streamed], origin=scope.boxes[streamed].origin
             )
-        _fill(plan, panels, panels.at(whole, inner), inner)
-    return _panel(whole, form, sizes[made.major], made.tail)
+        _fill(plan, packer, packer.at(whole, inner), inner)
+    return _packed(whole, form, sizes[made.major], made.tail)
 
 
-def _fill(plan: RowPlan, panels: Panels, whole: Held, scope: Scope) -> None:
-    """Load a panel: at once, or in a lean plan, rows that are transposed a few at a time."""
-    form, operand = panels.plan, panels.plan.moving
-    if not (plan.lean and operand.natural):
-        panels.load(operand, whole, scope)
+def _fill(plan: RowPlan, packer: Packer, whole: Held, scope: Scope) -> None:
+    """Load a packed tile: at once, or single-buffered, rows that are transposed a few at a time."""
+    form, operand = packer.plan, packer.plan.moving
+    if not (plan.single_buffered and operand.natural):
+        packer.load(operand, whole, scope)
         return
     runs, *beside = form.columns
-    beside_bytes = scope.elements(beside) * form.space.sizes[form.depth] * form.panel_type.bytes
+    beside_bytes = scope.elements(beside) * form.space.sizes[form.depth] * form.packed_type.bytes
     blocks = max(1, STAGING_BYTES // beside_bytes)
     size, extent = form.space.sizes[runs], blocks * scope.builder.limits.transpose_max
     for piece in pieces(size, min(size, extent)):
@@ -84,7 +84,7 @@ def _fill(plan: RowPlan, panels: Panels, whole: Held, scope: Scope) -> None:
         inner = scope.within(runs, piece, True)
         at = inner.boxes[runs].origin + first * -1
         offset = whole.offset + at * whole.strides[runs]
-        panels.load(operand, replace(whole, offset=offset), inner)
+        packer.load(operand, replace(whole, offset=offset), inner)
 
 
 def _natural_fold(size: int, rows: int, row_bytes: int) -> int:
@@ -95,15 +95,15 @@ def _natural_fold(size: int, rows: int, row_bytes: int) -> int:
     return next((f for f in fits if f * row_bytes >= _RUN_BYTES), fits[-1])
 
 
-def _fold(space: Space, atom: int, fold: int) -> tuple[Space, int]:
-    """(space, the atom that counts groups of `fold` neighbours on a partition; -1: none)."""
+def _fold(space: Space, iter_dim: int, fold: int) -> tuple[Space, int]:
+    """(space, the iter dim that counts groups of `fold` neighbours on a partition; -1: none)."""
     if fold == 1:
         return space, -1
-    space, made = split(space, atom, fold)
+    space, made = split(space, iter_dim, fold)
     return space, made.major
 
 
-def _panel(held: Held, form: ContractPlan, chunks: int, tail: int) -> Panel:
+def _packed(held: Held, form: ContractPlan, chunks: int, tail: int) -> Packed:
     """`chunks` counts whole runs of the split; folded ones hold several chunks each."""
     height, columns = form.space.sizes[form.depth], form.columns
     step = held.strides[columns[-1]] if columns else 1
@@ -111,16 +111,16 @@ def _panel(held: Held, form: ContractPlan, chunks: int, tail: int) -> Panel:
     folded = next(iter(beside), None)
     if folded is None:
         chunk_step = held.strides.get(form.depth_split.major, 0)
-        return Panel(held, height, chunks, tail, chunk_step, step)
+        return Packed(held, height, chunks, tail, chunk_step, step)
     fold = form.space.sizes[folded]
-    return Panel(held, height, chunks * fold, 0, held.strides[folded], step)
+    return Packed(held, height, chunks * fold, 0, held.strides[folded], step)
 
 
 def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPlan:
     """The contraction seen from one operand, all of which is held."""
     roles, limits = plan.roles, scope.builder.limits
     (depth,) = plan.space[number].over
-    free, natural = plan.panel_atoms(number, operand), plan.is_natural(number, operand)
+    free, natural = plan.packed_iter_dims(number, operand), plan.is_natural(number, operand)
     if natural:
         folded, sizes = free[0], plan.space.sizes
         row_bytes = sizes[depth] * plan.space[operand].dtype.bytes
@@ -129,7 +129,7 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
         folded, fold = depth, plan.fold.get(depth, 1)
     space, runs = _fold(plan.space, folded, fold)
     if runs >= 0 and natural:
-        columns: Atoms = (runs, folded)
+        columns: IterDims = (runs, folded)
     elif runs >= 0:
         depth, columns = runs, (depth, *free)
     else:
@@ -149,5 +149,5 @@ def _form(plan: RowPlan, number: int, operand: int, scope: Scope) -> ContractPla
         outer=plan.order,
         chunk=space.sizes.get(made.major, 1),
         held=True,
-        panel_type=plan.operand_type(number),
+        packed_type=plan.operand_type(number),
     )

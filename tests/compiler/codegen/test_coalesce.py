@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.compiler.codegen.joint import join_views
+from shardwright.compiler.codegen.coalesce import coalesce
 from shardwright.compiler.codegen.rows.algebra import defer_scaling
 from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.dtypes import DType
@@ -16,7 +16,7 @@ from tests.compiler.codegen.kernel_harness import BF16, F32, I32, Maker, check
 
 def half_view(m: Maker, tensor: int, half: int) -> View:
     """Half `half` of rows [t, head, 2 * d]."""
-    _, heads, d = m.atoms
+    _, heads, d = m.iter_dims
     return View(tensor, Affine(half * d), (heads * 2 * d, 2 * d, 1))
 
 
@@ -31,13 +31,13 @@ def rotary(t: int, heads: int, d: int, dtype: DType = BF16, gap: int = 0) -> Mak
         view = half_view(m, 0, half)
         if gap and half:
             view = View(0, Affine(t * heads * 2 * d), view.strides)
-        halves.append(m.node("load", atoms=(0, 1, 2), dtype=dtype, view=view))
+        halves.append(m.node("load", iter_dims=(0, 1, 2), dtype=dtype, view=view))
     cos, sin = m.load((0, 2)), m.load((0, 2))
     a, b = halves
     first = m.node("subtract", m.node("multiply", a, cos), m.node("multiply", b, sin))
     second = m.node("add", m.node("multiply", b, cos), m.node("multiply", a, sin))
     for half, value in enumerate((first, second)):
-        m.node("store", value, atoms=(0, 1, 2), dtype=dtype, view=half_view(m, 1, half))
+        m.node("store", value, iter_dims=(0, 1, 2), dtype=dtype, view=half_view(m, 1, half))
     return m
 
 
@@ -64,15 +64,15 @@ def test_halves_of_heads(sizes: tuple[int, int, int], dtype: DType) -> None:
 def test_views_apart_stay_apart() -> None:
     m = rotary(40, 2, 16, F32, gap=5)
     space = normalise(m.program())
-    joined, sinks = join_views(space, space.sinks, m.tensors)
+    joined, roots = coalesce(space, space.roots, m.tensors)
     assert sum(v.op == "part" for v in joined.values) == 0
-    assert len(sinks) == 1  # both halves of the result still lie side by side
+    assert len(roots) == 1  # both halves of the result still lie side by side
 
 
 def test_long_runs_are_left_alone() -> None:
     m = rotary(40, 2, 1024, F32)
     space = normalise(m.program())
-    assert join_views(space, space.sinks, m.tensors) == (space, space.sinks)
+    assert coalesce(space, space.roots, m.tensors) == (space, space.roots)
 
 
 def test_a_value_stored_twice_is_not_part_of_a_join() -> None:
@@ -81,7 +81,7 @@ def test_a_value_stored_twice_is_not_part_of_a_join() -> None:
     stored = m.nodes[-1].inputs[0]
     m.store(stored, (0, 1, 2))
     space = normalise(m.program())
-    joined, _ = join_views(space, space.sinks, m.tensors)
+    joined, _ = coalesce(space, space.roots, m.tensors)
     assert not any(v.op == "join" for v in joined.values)
     check(m)
 
@@ -104,8 +104,8 @@ def test_nests_of_a_kernel_are_rewritten_one_at_a_time() -> None:
     m.store(m.contract(m.node("multiply", x, m.load((0,))), w, over=(2,)), (0, 1))
     m.store(m.contract(m.node("multiply", x, m.load((0,))), v, over=(2,)), (0, 1))
     space = normalise(m.program())
-    for sink in space.sinks:
-        rewritten, (moved,) = defer_scaling(space, [sink])
+    for root in space.roots:
+        rewritten, (moved,) = defer_scaling(space, [root])
         assert rewritten.values[moved].op == "store"
         assert len(rewritten.values) >= len(space.values)
 
@@ -114,11 +114,11 @@ def statistics(rows: int, d: int, over: int, dtype: DType) -> Maker:
     """Largest, smallest and sum along one dim, side by side."""
     m = Maker((rows, d), "statistics")
     x, kept = m.load((0, 1), dtype), 1 - over
-    m.tensors.append(Tensor("y", (m.atoms[kept], 3), dtype, "output"))
+    m.tensors.append(Tensor("y", (m.iter_dims[kept], 3), dtype, "output"))
     for at, kind in enumerate(("max", "min", "add")):
         strides = (3, 0) if kept == 0 else (0, 3)
         view = View(len(m.tensors) - 1, Affine(at), strides)
-        m.node("store", m.reduce(x, (over,), kind), atoms=(kept,), dtype=dtype, view=view)
+        m.node("store", m.reduce(x, (over,), kind), iter_dims=(kept,), dtype=dtype, view=view)
     return m
 
 

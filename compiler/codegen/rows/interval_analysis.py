@@ -1,8 +1,8 @@
-"""What is known of a kernel's values on a box of points, before anything runs.
+"""Interval analysis: what is known of a kernel's values on a box of points.
 
 Predicates over iotas are decided by intervals; a select with a decided predicate is one of its
-branches. What is exactly zero is ZERO; other floats have a span when constants may take them far
-from data, and are LOW when their exponential is zero (`spans.py`).
+branches. What is exactly zero is ZERO; other floats have an interval when constants may take them
+far from data, and are LOW when their exponential is zero (`float_intervals.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 from shardwright.compiler.codegen.domain import MASK, SCALED, Numbers, Space, Value
 from shardwright.compiler.codegen.positions import reach
-from shardwright.compiler.codegen.rows import spans
-from shardwright.compiler.codegen.rows.spans import DATA, Span
+from shardwright.compiler.codegen.rows import float_intervals
+from shardwright.compiler.codegen.rows.float_intervals import DATA, FloatInterval
 from shardwright.compiler.support.intervals import Interval, corners, within
 from shardwright.compiler.support.walks import answered
 
@@ -30,7 +30,7 @@ class Fact(enum.Enum):
     ZERO = "zero"
 
 
-Known = Fact | Interval | Span
+Known = Fact | Interval | FloatInterval
 Facts = Mapping[int, Known]
 Given = list[Known | None]
 Range = tuple[int, int]  # first point, end
@@ -54,7 +54,7 @@ _LOGIC: dict[str, Operator] = {"and": np.logical_and, "or": np.logical_or}
 
 def is_low(known: Known | None) -> bool:
     """Whether the exponential of what is known is zero."""
-    return isinstance(known, Span) and known.is_low
+    return isinstance(known, FloatInterval) and known.is_low
 
 
 def facts(
@@ -64,8 +64,8 @@ def facts(
     whole: Facts | None = None,
     given: Facts | None = None,
 ) -> dict[int, Known]:
-    """What is known of the values `numbers` (in order) where each atom stays in its range; `whole`
-    is what is known of them everywhere, which is what reductions read. Some may be `given`.
+    """What is known of the values `numbers` (in order) where each iter dim stays in its range;
+    `whole` is what is known of them everywhere, which is what reductions read. Some may be `given`.
     """
     known: dict[int, Known] = dict(given or {})
     for n in (n for n in numbers if n not in known):
@@ -85,11 +85,11 @@ def _fact(space: Space, value: Value, known: Facts, ranges: Ranges) -> Known | N
     if value.op == "constant":
         return _constant(value)
     if value.op == "iota" and value.dtype.is_integer:
-        return within(_walked(space, value, ranges), value.dtype)
+        return within(_access_range(space, value, ranges), value.dtype)
     if value.op == "compare":
         return _compare(value.attrs["direction"], given)
     if value.op == MASK:
-        return _compare(value.attrs["direction"], [_walked(space, value, ranges), (0, 0)])
+        return _compare(value.attrs["direction"], [_access_range(space, value, ranges), (0, 0)])
     if value.op in ("and", "or", "not"):
         return _logic(value.op, given)
     if value.op == "select":
@@ -103,14 +103,14 @@ def _constant(value: Value) -> Known | None:
     number = value.attrs["value"]
     if value.dtype.is_float:
         real = float(number)
-        return Fact.ZERO if real == 0 else _told(spans.span(real, real))
+        return Fact.ZERO if real == 0 else _told(float_intervals.interval(real, real))
     if isinstance(number, bool | np.bool_):
         return Fact.TRUE if number else Fact.FALSE
     return int(number), int(number)
 
 
-def _walked(space: Space, value: Value, ranges: Ranges) -> Interval | None:
-    """What the walk of an iota or a mask runs through; a mask's is within 32 bits."""
+def _access_range(space: Space, value: Value, ranges: Ranges) -> Interval | None:
+    """What the access map of an iota or a mask runs through; a mask's is within 32 bits."""
     return reach(space, value.access, ranges)
 
 
@@ -146,7 +146,7 @@ def _select(value: Value, given: Given) -> Known | None:
         return on_true
     if not value.dtype.is_float:
         return None
-    return _told(spans.either(span_of(on_true), span_of(on_false)))
+    return _told(float_intervals.either(interval_of(on_true), interval_of(on_false)))
 
 
 def _integer(op: str, given: Given) -> Interval | None:
@@ -160,74 +160,74 @@ def _integer(op: str, given: Given) -> Interval | None:
     return corners(_ARITHMETIC[op], a, b)
 
 
-def span_of(known: Known | None) -> Span:
-    """The span of a float, or of an integer that becomes one; that one is never LOW."""
-    if isinstance(known, Span):
+def interval_of(known: Known | None) -> FloatInterval:
+    """The interval of a float, or of an integer that becomes one; that one is never LOW."""
+    if isinstance(known, FloatInterval):
         return known
-    return Span(min(known[0], 0), max(known[1], 0)) if isinstance(known, tuple) else DATA
+    return FloatInterval(min(known[0], 0), max(known[1], 0)) if isinstance(known, tuple) else DATA
 
 
-def _told(found: Span) -> Span | None:
+def _told(found: FloatInterval) -> FloatInterval | None:
     """Data is what nothing is known of."""
     return None if found == DATA else found
 
 
-def _reduced(value: Value, whole: Facts) -> Span:
+def _reduced(value: Value, whole: Facts) -> FloatInterval:
     """A maximum is not LOW: columns are left out only where every row keeps one that is not masked.
     A sum, a product or a minimum over masked columns may be as far from data as the mask is.
     """
-    given = [span_of(whole.get(i)) for i in value.inputs]
+    given = [interval_of(whole.get(i)) for i in value.inputs]
     if value.op == "reduce" and value.attrs["kind"] == "max":
-        return spans.exponential(given[0])
-    return spans.other(*given)
+        return float_intervals.exponential(given[0])
+    return float_intervals.other(*given)
 
 
 def _real(space: Space, value: Value, given: Given) -> Known | None:
     if value.op == SCALED:
         return _scaled(value, given)
     if value.op == "exponential":
-        return _exponential(span_of(given[0]))
+        return _exponential(interval_of(given[0]))
     if _is_zero(value.op, given):
         return Fact.ZERO
     if value.op == "convert" and not isinstance(given[0], Fact):
-        return _told(span_of(given[0]))
-    return _told(_arithmetic(space, value, [span_of(g) for g in given]))
+        return _told(interval_of(given[0]))
+    return _told(_arithmetic(space, value, [interval_of(g) for g in given]))
 
 
 def _is_zero(op: str, given: Given) -> bool:
     """Zero times an infinite constant is no number, so it is not zero."""
     if op == "multiply":
-        return Fact.ZERO in given and all(span_of(g).is_finite for g in given)
+        return Fact.ZERO in given and all(interval_of(g).is_finite for g in given)
     if op in ("add", "subtract"):
         return all(g is Fact.ZERO for g in given)
     return op in ("divide", "convert") and given[0] is Fact.ZERO
 
 
-def _exponential(given: Span) -> Known | None:
-    return Fact.ZERO if given.is_low else _told(spans.exponential(given))
+def _exponential(given: FloatInterval) -> Known | None:
+    return Fact.ZERO if given.is_low else _told(float_intervals.exponential(given))
 
 
-def _arithmetic(space: Space, value: Value, given: list[Span]) -> Span:
+def _arithmetic(space: Space, value: Value, given: list[FloatInterval]) -> FloatInterval:
     a, b = given[0], given[-1]
     numbers = [_number(space, i) for i in value.inputs]
     match value.op:
         case "add":
-            return spans.added(a, b)
+            return float_intervals.added(a, b)
         case "subtract":
-            return spans.added(a, spans.times(b, -1.0))
+            return float_intervals.added(a, float_intervals.times(b, -1.0))
         case "negate":
-            return spans.times(a, -1.0)
+            return float_intervals.times(a, -1.0)
         case "maximum":
-            return spans.greater(a, b)
+            return float_intervals.greater(a, b)
         case "minimum":
-            return spans.lesser(a, b)
+            return float_intervals.lesser(a, b)
         case "multiply" if numbers[1] is not None:
-            return spans.times(a, numbers[1])
+            return float_intervals.times(a, numbers[1])
         case "multiply" if numbers[0] is not None:
-            return spans.times(b, numbers[0])
+            return float_intervals.times(b, numbers[0])
         case "divide" if numbers[1]:
-            return spans.times(a, 1.0 / numbers[1])
-    return spans.other(*given)
+            return float_intervals.times(a, 1.0 / numbers[1])
+    return float_intervals.other(*given)
 
 
 def _number(space: Space, number: int) -> float | None:
@@ -243,18 +243,19 @@ def _scaled(value: Value, given: Given) -> Known | None:
     func, scale, bias = (value.attrs[k] for k in ("func", "scale", "bias"))
     if given[0] is Fact.ZERO and func == "identity" and bias == 0.0:
         return Fact.ZERO
-    rest = [span_of(g) for g in given[1:]]
-    x = span_of(given[0])
-    x = spans.other(x, rest.pop(0)) if scale is None else spans.times(x, scale)
-    x = spans.added(x, rest.pop(0) if bias is None else spans.span(bias, bias))
+    rest = [interval_of(g) for g in given[1:]]
+    x = interval_of(given[0])
+    x = float_intervals.other(x, rest.pop(0)) if scale is None else float_intervals.times(x, scale)
+    last = rest.pop(0) if bias is None else float_intervals.interval(bias, bias)
+    x = float_intervals.added(x, last)
     if func == "exponential":
         return _exponential(x)
-    return _told(x if func == "identity" else spans.other(x))
+    return _told(x if func == "identity" else float_intervals.other(x))
 
 
 def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
-    """A predicate or integer over all points of two atoms as an array [first axis, second], in its
-    type, where sums wrap; None when it depends on data or on other atoms.
+    """A predicate or integer over all points of two iter dims as an array [first axis, second], in
+    its type, where sums wrap; None when it depends on data or on other iter dims.
     """
     known: dict[int, Any | None] = {}
 
@@ -269,12 +270,12 @@ def _exact(
     value: Value, ranges: Ranges, axes: tuple[int, int], known: Mapping[int, Any | None]
 ) -> Any | None:
     if value.op == MASK:
-        walked = _exact_walk(value, ranges, axes)
-        return None if walked is None else _COMPARE[value.attrs["direction"]](walked, 0)
+        exact = _exact_access(value, ranges, axes)
+        return None if exact is None else _COMPARE[value.attrs["direction"]](exact, 0)
     if value.op == "constant":
         found: Any = np.asarray(value.attrs["value"]).reshape(1, 1)
     elif value.op == "iota":
-        found = _exact_walk(value, ranges, axes)
+        found = _exact_access(value, ranges, axes)
     else:
         found = _exact_sum(value, [known[i] for i in value.inputs])
     if found is None or value.dtype.is_float:
@@ -297,13 +298,13 @@ def _exact_sum(value: Value, given: list[Any]) -> Any | None:
     return _LOGIC[value.op](*given) if value.op in _LOGIC else None
 
 
-def _exact_walk(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
-    walk = value.access
-    if walk.offset.terms or not set(walk.strides) <= set(axes):
+def _exact_access(value: Value, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
+    access = value.access
+    if access.offset.terms or not set(access.strides) <= set(axes):
         return None
-    total = np.full((1, 1), walk.offset.const)
-    for at, atom in enumerate(axes):
-        if walk.stride(atom):
-            line = np.arange(*ranges[atom]) * walk.stride(atom)
+    total = np.full((1, 1), access.offset.const)
+    for at, iter_dim in enumerate(axes):
+        if access.stride(iter_dim):
+            line = np.arange(*ranges[iter_dim]) * access.stride(iter_dim)
             total = total + (line[:, None] if at == 0 else line[None, :])
     return total

@@ -1,4 +1,4 @@
-"""Copies that lie crosswise in memory are turned on the tensor engine: same values, long runs."""
+"""Copies that lie crosswise in memory are transposed on chip: same values, long runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", (DType.F32, DType.BF16), ids=lambda d: d.value)
 @pytest.mark.parametrize("name", CASES)
-def test_turned_copies(name: str, dtype: DType) -> None:
+def test_transposed_copies(name: str, dtype: DType) -> None:
     shape, order = CASES[name]
     b = Builder()
     graph = b.finish(b.transpose(b.input(shape, dtype), order))
@@ -34,8 +34,8 @@ def test_turned_copies(name: str, dtype: DType) -> None:
         np.testing.assert_array_equal(made, x.transpose(order))
 
 
-def test_infinities_are_saturated_in_front_of_turned_copies() -> None:
-    """A turned infinity spoils its row (docs/numerics.md); the documented option prevents it."""
+def test_infinities_are_saturated_in_front_of_transposed_copies() -> None:
+    """A transposed infinity spoils its row (docs/numerics.md); an option prevents it."""
     b = Builder()
     graph = b.finish(b.transpose(b.input((256, 256)), (1, 0)))
     x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
@@ -48,7 +48,7 @@ def test_infinities_are_saturated_in_front_of_turned_copies() -> None:
 
 
 @pytest.mark.parametrize("shape", ((1024, 1024), (8, 64, 56, 56)))
-def test_turned_copies_move_long_runs(shape: tuple[int, ...]) -> None:
+def test_transposed_copies_move_long_runs(shape: tuple[int, ...]) -> None:
     """Within three times of the time a plain copy in and out takes."""
     order = (0, 2, 3, 1) if len(shape) == 4 else (1, 0)
     b = Builder()

@@ -14,32 +14,34 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower.function import settle
-from shardwright.compiler.lower.turn_late import turned_late
+from shardwright.compiler.lower.sink_transposes import sink_transposes
 
 ROWS, WIDTH = 96, 64
 
 
 def products(second: bool = False) -> Graph:
-    """x turned and then converted, times y; x is converted as it lies for another product, before
-    that or after it.
+    """x transposed and then converted, times y; x is converted as it lies for another product,
+    before that or after it.
     """
     b = Builder()
     x, y, z = b.input((ROWS, WIDTH)), b.input((ROWS, 32)), b.input((WIDTH, 32))
 
-    def turned() -> Value:
+    def transposed() -> Value:
         short = b.convert(b.transpose(x, (1, 0)), DType.BF16)
         return b.dot(short, b.convert(y, DType.BF16), ((1,), (0,)))
 
     def straight() -> Value:
         return b.dot(b.convert(x, DType.BF16), b.convert(z, DType.BF16), ((1,), (0,)))
 
-    return b.finish(*(make() for make in ((straight, turned) if second else (turned, straight))))
+    return b.finish(
+        *(make() for make in ((straight, transposed) if second else (transposed, straight)))
+    )
 
 
 @pytest.mark.parametrize("second", [False, True])
-def test_a_value_is_converted_once_and_then_turned(second: bool) -> None:
+def test_a_value_is_converted_once_and_then_transposed(second: bool) -> None:
     graph = products(second)
-    made = turned_late(graph)
+    made = sink_transposes(graph)
     assert made is not None
     rng = np.random.default_rng(2)
     inputs = [rng.standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs]
@@ -47,14 +49,14 @@ def test_a_value_is_converted_once_and_then_turned(second: bool) -> None:
         np.testing.assert_array_equal(want, have)
     count = [sum(op.name == "convert" for op in one.ops) for one in (graph, made)]
     assert count == [4, 3]
-    (turn,) = (op for op in made.ops if op.name == "transpose")
-    assert turn.operand.type.dtype is DType.BF16
+    (transpose,) = (op for op in made.ops if op.name == "transpose")
+    assert transpose.operand.type.dtype is DType.BF16
 
 
 def test_without_such_a_conversion_there_is_no_other_form() -> None:
     b = Builder()
     x = b.transpose(b.convert(b.input((ROWS, WIDTH)), DType.BF16), (1, 0))
-    assert turned_late(b.finish(x)) is None
+    assert sink_transposes(b.finish(x)) is None
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,6 @@ class Against:
 def test_the_faster_form_is_taken(shape: tuple[int, int]) -> None:
     b = Builder()
     x, y = b.input((ROWS, WIDTH)), b.input((ROWS, 32), DType.BF16)
-    turned = b.convert(b.transpose(x, (1, 0)), DType.BF16)
-    lowered = settle(b.finish(b.dot(turned, y, ((1,), (0,)))), oracle=Against(shape)).lowered
+    transposed = b.convert(b.transpose(x, (1, 0)), DType.BF16)
+    lowered = settle(b.finish(b.dot(transposed, y, ((1,), (0,)))), oracle=Against(shape)).lowered
     assert [t.shape for t in lowered.tensors if t.kind == "scratch"] == [shape[::-1]]
