@@ -8,7 +8,6 @@ its Ray when the program closes the socket, or is gone.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -74,7 +73,6 @@ def end() -> None:
 
 
 def _serve(connection: Connection, cpus: int) -> None:
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
     address = start(cpus)
     with suppress(EOFError, OSError):  # the program is done, or gone
         connection.send(address)

@@ -13,19 +13,19 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
-import numpy as np
 from threadpoolctl import threadpool_limits
 
 from shardwright.compiler.diagnostics import Diagnostic, ExecutionError, LoadError
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.host import executor_kind
 from shardwright.orchestrator.road.build import Built
-from shardwright.orchestrator.road.numerics import level_bound
+from shardwright.orchestrator.road.numerics import Leaves, level_bound
 from shardwright.orchestrator.road.usage import check_hosts, check_steps
 from shardwright.orchestrator.service.events import EventLog
 from shardwright.orchestrator.service.executor import Emit
@@ -45,12 +45,8 @@ from shardwright.sim_cluster.values.rank_host import RankHost, packed_host, span
 from shardwright.sim_cluster.values.result import L0Check
 from shardwright.sim_cluster.values.run_values import HostLostError, Hosts, LocalHosts, ValueRun
 
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.task import TrainTask
-
 VALUE_THREADS = 2
 MAX_LOSSES = 3  # of hosts in a row without a new step in between; as for units
-Leaves = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
