@@ -270,7 +270,8 @@ def unsharded(
 
     monkeypatch.setattr("shardwright.compiler.frontend.reference.run_reference", run)
     monkeypatch.setattr(
-        "shardwright.orchestrator.config.model.resolve_task", lambda _job: short if narrow else full
+        "shardwright.orchestrator.road.numerics.resolve_task",
+        lambda _job: short if narrow else full,
     )
     job = load(None, ["run.steps=2", "run.seed=3", "run.data=text", *keys])
     return run_unsharded(job, 16), runs
@@ -305,7 +306,8 @@ def drawn_state(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> tuple[list[str
     monkeypatch.setattr("shardwright.compiler.frontend.reference.initial_state", initial_state)
     monkeypatch.setattr("shardwright.compiler.frontend.reference.run_reference", run)
     monkeypatch.setattr(
-        "shardwright.orchestrator.config.model.resolve_task", lambda _job: short if narrow else full
+        "shardwright.orchestrator.road.numerics.resolve_task",
+        lambda _job: short if narrow else full,
     )
     run_unsharded(load(None, ["run.seed=3"]), 16, lambda _state: None)
     return drawn, told
