@@ -17,7 +17,7 @@ from shardwright.orchestrator.terminal import terminal
 _SHOWN = 30  # rows on the terminal; `--json` has all
 
 
-def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
+def explain(job: JobConfig, _report: Report) -> list[Facts]:
     """The rows of `collectives`, the most exposed first, with `algorithm_in_full` and
     `alternatives` `[{algorithm, time_ps}]`: one call under the others, the fastest first.
 
@@ -46,7 +46,7 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["exposed_ps"], -row["time_ps"]))
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(rows: list[Facts]) -> None:
     """A table; below it, by number, the reasons and the other algorithms."""
     console = terminal.console()
     right = ("bytes", "times", "one takes", "exposed")
@@ -82,7 +82,7 @@ def _reason(row: Facts) -> str:
     return f"{text}. Others: {others}" if others else text
 
 
-def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merged(rows: list[Facts]) -> list[Facts]:
     """Rows that say the same once, with their counts and times added up."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.layout import (
     Layout,
@@ -19,9 +18,6 @@ from shardwright.sharding.partition.partitioned import slots
 from shardwright.sharding.settings import MANUAL
 from shardwright.sharding.strategies.manual import data_ways, user_mesh
 from shardwright.sharding.strategies.ranks import mesh_for_state
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.task import TrainTask
 
 
 def placed_task(job: JobConfig, stages: Stages) -> tuple[Layout, TrainTask]:

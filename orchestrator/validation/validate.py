@@ -19,6 +19,7 @@ from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.config.config import CacheConfig, JobConfig, asked_now
 from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.report.limits import Confidence, asked, confidence
+from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.unit_errors import stored_at
 from shardwright.orchestrator.terminal.age import AGAIN, age_text, oldest
@@ -119,7 +120,7 @@ def run(asked: Asked) -> int:
     return 0
 
 
-def training(question: Asked) -> dict[str, Any]:
+def training(question: Asked) -> Facts:
     """The report on training runs. With `fit`, constants are fitted to the primary ones, written to
     `calibration.toml` and used. Raises UsageError as `run`."""
     assert question.training is not None
@@ -270,9 +271,7 @@ def _peak_flops_per_s(item: PublishedRun) -> float:
     return load_target(w.target).published_flops_per_s_per_core * w.cores
 
 
-def _row(
-    p: Prediction, left: Mapping[str, float], of_baseline: Mapping[str, float]
-) -> dict[str, Any]:
+def _row(p: Prediction, left: Mapping[str, float], of_baseline: Mapping[str, float]) -> Facts:
     nominal = p.times[NOMINAL]
     return _named(p.run) | {
         "predicted_step_time_s": p.seconds,
@@ -296,7 +295,7 @@ def _named(item: Row) -> dict[str, Any]:
     return named | {"layout": w.layout, "cores": w.cores, "settings": item.settings.name}
 
 
-def _refused(p: Refused) -> dict[str, Any]:
+def _refused(p: Refused) -> Facts:
     return _named(p.run) | {
         "predicted_step_time_s": None,
         "published_step_time_s": p.run.step_time_s if isinstance(p.run, PublishedRun) else None,
