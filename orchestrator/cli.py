@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.user_code import told
 from shardwright.compiler.machine.target import FIRST_TARGET
 from shardwright.orchestrator.cache import commands as cache
@@ -83,21 +82,16 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
 def _failed(error: Exception, as_json: bool, is_debugged: bool) -> int:
     """Say in one message what a command ended with; returns the exit code. The traceback is for
     `--debug` and for the log."""
-    if isinstance(error, OSError) and outputs.of_the_disk(error):
-        # Of a place that no flag names, stdout or the folder of temporary files among them.
-        shown: DiagnosticError = outputs.refused(
-            error, error.filename or "standard output", "the command"
-        )
-        as_json = False
-    else:
-        shown = told(error)
+    # Of a place that no flag names, stdout or the folder of temporary files among them.
+    refused = outputs.of_the_disk(error, "standard output", "the command")
+    shown = refused or told(error)
     if is_debugged or logs.is_on():
         notes = getattr(shown, "__notes__", [])
         trace = "\n".join([*notes, "".join(traceback.format_exception(error))])
         logs.tell("command.failed", code=shown.code, trace=trace)
         if is_debugged:
             say(trace, err=True)
-    if as_json:
+    if as_json and not refused:
         say(json.dumps({"error": shown.diagnostic.as_dict()}))
     else:
         say(shown.diagnostic.render(), err=True)

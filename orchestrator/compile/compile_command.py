@@ -60,8 +60,8 @@ def _shown(error: Exception) -> DiagnosticError:
     of ours."""
     if isinstance(error, DiagnosticError):
         return error
-    if isinstance(error, OSError) and outputs.of_the_disk(error):
-        return outputs.refused(error, error.filename or "temporary files", "compile")
+    if refused := outputs.of_the_disk(error, "temporary files", "compile"):
+        return refused
     return InternalError.of(error, "".join(traceback.format_exception(error)))
 
 
