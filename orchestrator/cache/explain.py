@@ -16,6 +16,9 @@ from shardwright.orchestrator.cache.cache import Cache, open_cache
 from shardwright.orchestrator.cache.entry import About, EntryName, read_about
 from shardwright.orchestrator.config.config import JobConfig, from_store
 from shardwright.orchestrator.road import plan_cache
+from shardwright.orchestrator.road.build import build
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import time_programs
 from shardwright.orchestrator.service.executor import InlineExecutor, WorkUnit, attempt
 from shardwright.orchestrator.service.service import Settled, UnitService
 from shardwright.orchestrator.service.unit_errors import (
@@ -143,10 +146,6 @@ class Explanation:
 
 def explain(job: JobConfig) -> Explanation:
     """What the cache has of a job. Raises the DiagnosticError of a stage that refuses it."""
-    from shardwright.orchestrator.road.build import build
-    from shardwright.orchestrator.road.stages import Stages
-    from shardwright.orchestrator.road.timing import time_programs
-
     job = from_store(job)
     cache = open_cache(job.cache)
     service = Explainer(cache)

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError, UsageError
 from shardwright.compiler.driver import compile_graph
 from shardwright.compiler.frontend import isolated
@@ -97,8 +99,6 @@ def _facts(
 
 def version_text() -> str:
     """What `--version` prints."""
-    import numpy as np
-
     python = platform.python_version()
     return (
         f"Shardwright compiler {compiler_version()}, Python {python}, NumPy {np.__version__},"

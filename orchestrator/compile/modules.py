@@ -18,6 +18,7 @@ from shardwright.compiler.frontend.context import module_text
 from shardwright.compiler.frontend.detect import Module
 from shardwright.compiler.frontend.donation import Aliases
 from shardwright.compiler.frontend.isolated import Reader
+from shardwright.compiler.frontend.rules.restrictions import check_outputs
 from shardwright.compiler.ir.analysis import count_ops, flops
 from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.types import Graph
@@ -83,8 +84,6 @@ def _read(
     data: bytes, file: Path, resolved: Resolved, log: CompileLog, reader: Reader
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
-    from shardwright.compiler.frontend.rules.restrictions import check_outputs
-
     with log.stage("import"):
         graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")

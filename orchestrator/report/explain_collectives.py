@@ -10,9 +10,15 @@ from typing import Any
 
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.report.report import collective_rows
 from shardwright.orchestrator.report.sections import titled
 from shardwright.orchestrator.report.text import Facts, Report, seconds_text, share_text, size_text
+from shardwright.orchestrator.road.build import build
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import step_of, time_programs
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.terminal import terminal
+from shardwright.sim_cluster.network.network import Network
 
 _SHOWN = 30  # rows on the terminal; `--json` has all
 
@@ -23,13 +29,6 @@ def explain(job: JobConfig, _report: Report) -> list[Facts]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    from shardwright.orchestrator.report.report import collective_rows
-    from shardwright.orchestrator.road.build import build
-    from shardwright.orchestrator.road.stages import Stages
-    from shardwright.orchestrator.road.timing import step_of, time_programs
-    from shardwright.orchestrator.road.units import unit_service
-    from shardwright.sim_cluster.network.network import Network
-
     with unit_service(job, None) as service:
         built = build(job, service, Stages())
         timing = time_programs(built, built.programs, service).chosen

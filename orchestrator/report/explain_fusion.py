@@ -16,8 +16,12 @@ from rich.table import Table
 from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.isa.region import RegionProgram, Tensor
 from shardwright.compiler.lower.explain import Describe, explain_fusion
+from shardwright.compiler.outline import outline
+from shardwright.compiler.passes.pipeline import unit_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Facts, Report
+from shardwright.orchestrator.road.build import built_again
 from shardwright.orchestrator.terminal import terminal
 
 _SHOWN = 0.01  # of a function's bytes; smaller regions are only counted
@@ -31,11 +35,6 @@ def explain(job: JobConfig, _report: Report) -> Sequence[Facts]:
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    from shardwright.compiler.outline import outline
-    from shardwright.compiler.passes.pipeline import unit_passes
-    from shardwright.compiler.rewriting.driver import run
-    from shardwright.orchestrator.road.build import built_again
-
     built = built_again(job)
     target = built.layout.target
     options = replace(job.compiler, lnc=target.lnc)

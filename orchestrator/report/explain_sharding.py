@@ -12,7 +12,12 @@ from typing import Any
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Facts, Report, share_text
+from shardwright.orchestrator.road.build import partition_unit, planned
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.terminal import terminal
+from shardwright.sharding.cut.pipeline.balance import by_stage
+from shardwright.sharding.explain import explain_sharding
 
 _NUMBERS = ("KiB", "times")
 _SHOWN = 60  # rows of a table on the terminal; `--json` has all
@@ -23,12 +28,6 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> Facts:
 
     Raises UsageError when nothing has that name, and the DiagnosticError of the stage that refuses.
     """
-    from shardwright.orchestrator.road.build import partition_unit, planned
-    from shardwright.orchestrator.road.stages import Stages
-    from shardwright.orchestrator.road.units import unit_service
-    from shardwright.sharding.cut.pipeline.balance import by_stage
-    from shardwright.sharding.explain import explain_sharding
-
     with unit_service(job, None) as service:
         ready = planned(job, service, Stages())
         unit = partition_unit(job, ready.layout, service)

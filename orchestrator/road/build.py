@@ -255,16 +255,11 @@ def show_functions(parts: Parts, options: CompileOptions) -> None:
 def with_programs(ready: Planned, parts: Parts, settled: Settled, stages: Stages) -> Built:
     """A planned job with the programs of its settled units. Raises the first unit's error."""
     from shardwright.compiler.linking.link import link
+    from shardwright.orchestrator.dump.step import memory_text
 
     with stages.timed("link"):
         programs = link(ready.plan.step, parts.outlined, parts.compiled(settled), parts.target)
     fields = {f.name: getattr(ready, f.name) for f in dataclasses.fields(Planned)}
     built = Built(**fields, programs=programs)
-    note("memory", lambda: _memory(built))
+    note("memory", lambda: memory_text(built))
     return built
-
-
-def _memory(built: Built) -> str:
-    from shardwright.orchestrator.dump.step import memory_text
-
-    return memory_text(built)

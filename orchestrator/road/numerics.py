@@ -17,6 +17,15 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.reference import (
+    batch_leaves,
+    initial_state,
+    losses_of_parts,
+    run_reference,
+    task_batches,
+)
+from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.sampled import sample
 from shardwright.compiler.passes.auto_cast import casts_of
@@ -247,8 +256,6 @@ def run_unsharded(
 ) -> Reference:
     """The reference of a job: fp32 where the model has that, on one device, on the same batches;
     `begun` is told the first state of the job, in its own type. For a process of its own."""
-    from shardwright.compiler.frontend.reference import initial_state, run_reference
-
     task = resolve_task(job)
     exact = task.full_precision or task
     if begun is not None and exact is not task:
@@ -280,15 +287,6 @@ def measure_rounding(
     The step is drawn `SAMPLES` times; from each state that comes out, the unsharded run goes on to
     its end. A draw that is NaN or infinite elsewhere than the reference says nothing and counts
     for nothing. For a process of its own."""
-    from shardwright.compiler.frontend.capture import capture
-    from shardwright.compiler.frontend.reference import (
-        batch_leaves,
-        initial_state,
-        losses_of_parts,
-        task_batches,
-    )
-    from shardwright.compiler.frontend.stablehlo import import_module
-
     task, run = resolve_task(job), job.run
     captured = capture(task, global_batch, job.base)
     graph = import_module(captured.artifact, base_dir=job.base)
@@ -327,8 +325,6 @@ def _later_losses(
     job: JobConfig, task: TrainTask, global_batch: int, state: Leaves
 ) -> tuple[float, ...]:
     """The losses of all steps but the first, from a state after it."""
-    from shardwright.compiler.frontend.reference import run_reference, task_batches
-
     if job.run.steps == 1:
         return ()
     batches = islice(task_batches(task, job.run.seed, global_batch, job.run.data), 1, None)

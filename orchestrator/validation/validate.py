@@ -20,6 +20,7 @@ from shardwright.orchestrator.config.config import CacheConfig, JobConfig, asked
 from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.report.limits import Confidence, asked, confidence
 from shardwright.orchestrator.report.text import Facts
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.unit_errors import stored_at
 from shardwright.orchestrator.terminal.age import AGAIN, age_text, oldest
@@ -37,6 +38,7 @@ from shardwright.orchestrator.validation.published import (
     UnreadableRun,
     read_runs,
 )
+from shardwright.orchestrator.validation.validate_screen import show
 from shardwright.sim_cluster.calibration import constants
 from shardwright.sim_cluster.profiles import NAMES, Profile, fitted_profile
 
@@ -114,8 +116,6 @@ def run(asked: Asked) -> int:
     if asked.as_json:
         say_json(report)
     else:
-        from shardwright.orchestrator.validation.validate_screen import show
-
         show(report, asked.again)
     return 0
 
@@ -124,8 +124,6 @@ def training(question: Asked) -> Facts:
     """The report on training runs. With `fit`, constants are fitted to the primary ones, written to
     `calibration.toml` and used. Raises UsageError as `run`."""
     assert question.training is not None
-    from shardwright.orchestrator.road.units import unit_service
-
     asked = select(read_runs(question.training), question.rows)
     runs = [item for item in asked if isinstance(item, PublishedRun)]
     job = asked_now(JobConfig(cache=CacheConfig(fresh=question.fresh)))
