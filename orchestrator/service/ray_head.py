@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection
 from shardwright.compiler.diagnostics import ExecutionError
 from shardwright.orchestrator.service.process_backend import start_worker
 
-_MODULE = "shardwright.orchestrator.service.ray_head"
 _PATIENCE_S = 5.0  # for Ray to end its own processes, before they are killed
 
 
@@ -25,7 +24,7 @@ class RayHead:
 
     def __init__(self, cpus: int) -> None:
         self.cpus = cpus
-        self._worker = start_worker(_MODULE, cpus)
+        self._worker = start_worker(__name__, cpus)
 
     def address(self) -> str:
         """Where to join it, once it runs. Raises ExecutionError (SW_RAY_START)."""

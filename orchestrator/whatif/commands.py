@@ -65,7 +65,6 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-
     from shardwright.orchestrator.whatif import pictures, table
     from shardwright.orchestrator.whatif.points import points
     from shardwright.orchestrator.whatif.rows import METRICS, ordered
@@ -95,7 +94,6 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _scale(args: argparse.Namespace) -> int:
-
     from shardwright.orchestrator.whatif import scale, scale_screen, table
 
     counts = _counts(getattr(args, "cluster.instances"))
