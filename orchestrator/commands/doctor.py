@@ -23,7 +23,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.orchestrator.cache import open_cache
-from shardwright.orchestrator.cache.entry import EntryName, pack_entry
+from shardwright.orchestrator.cache.entry import GIB, EntryName, pack_entry
 from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.cache.store import Store, StoreError
 from shardwright.orchestrator.config.config import CacheConfig
@@ -31,7 +31,6 @@ from shardwright.orchestrator.host import PACKAGES_ROOT, num_cpus
 from shardwright.orchestrator.terminal import terminal
 
 OK, WARN, FAIL = "ok", "warn", "fail"
-GIB = 2**30
 _FILES = 4096
 """Source: ray/_private/worker.py warns below it."""
 _SHM_BYTES = 2 * GIB
