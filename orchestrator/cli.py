@@ -14,19 +14,17 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.user_code import told
 from shardwright.compiler.machine.target import FIRST_TARGET
 from shardwright.orchestrator.cache import commands as cache
 from shardwright.orchestrator.commands import doctor
 from shardwright.orchestrator.compile.compile_flags import split_verb
-from shardwright.orchestrator.config.arguments import Parser
+from shardwright.orchestrator.config.arguments import Parser, asked_of, comma_words, lazily
 from shardwright.orchestrator.config.config import output_folder, words_of
 from shardwright.orchestrator.config.job_flags import add_job_flags, add_job_verb, job_config
 from shardwright.orchestrator.host import collect_rarely
@@ -74,7 +72,7 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
     """What the words ask for. Raises UsageError for what they do not say."""
     began = time.perf_counter()
     verb, rest = split_verb(words, ("compile",))
-    compiles = _lazily("compile.compile_command", "main", "words")
+    compiles = lazily("compile.compile_command", "main", "words")
     args = argparse.Namespace(verb=compiles, words=rest) if verb else _parser().parse_args(words)
     args.began, args.again = began, again(words)
     return args
@@ -83,21 +81,16 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
 def _failed(error: Exception, as_json: bool, is_debugged: bool) -> int:
     """Say in one message what a command ended with; returns the exit code. The traceback is for
     `--debug` and for the log."""
-    if isinstance(error, OSError) and outputs.of_the_disk(error):
-        # Of a place that no flag names, stdout or the folder of temporary files among them.
-        shown: DiagnosticError = outputs.refused(
-            error, error.filename or "standard output", "the command"
-        )
-        as_json = False
-    else:
-        shown = told(error)
+    # Of a place that no flag names, stdout or the folder of temporary files among them.
+    refused = outputs.of_the_disk(error, "standard output", "the command")
+    shown = refused or told(error)
     if is_debugged or logs.is_on():
         notes = getattr(shown, "__notes__", [])
         trace = "\n".join([*notes, "".join(traceback.format_exception(error))])
         logs.tell("command.failed", code=shown.code, trace=trace)
         if is_debugged:
             say(trace, err=True)
-    if as_json:
+    if as_json and not refused:
         say(json.dumps({"error": shown.diagnostic.as_dict()}))
     else:
         say(shown.diagnostic.render(), err=True)
@@ -106,18 +99,6 @@ def _failed(error: Exception, as_json: bool, is_debugged: bool) -> int:
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _lazily(module: str, function: str, *names: str) -> Callable[[argparse.Namespace], int]:
-    """A verb whose module is loaded when it runs; its function gets the arguments of these
-    names."""
-
-    def verb(args: argparse.Namespace) -> int:
-        found = import_module(f"shardwright.orchestrator.{module}")
-        code: int = getattr(found, function)(*(getattr(args, name) for name in names))
-        return code
-
-    return verb
 
 
 class _Version(argparse.Action):
@@ -168,7 +149,7 @@ def _parser() -> Parser:
     validate.set_defaults(verb=_validate)
     unit = verbs.add_parser("unit", help="run one failed unit of a job again, here and alone")
     unit.add_argument("file", type=Path, help="the file that the failure names")
-    unit.set_defaults(verb=_lazily("service.unit_command", "main", "file"))
+    unit.set_defaults(verb=lazily("service.unit_command", "main", "file"))
     whatif.add_verbs(verbs)
     _table_parsers(verbs)
     _opt_parser(verbs)
@@ -189,7 +170,7 @@ def _table_parsers(verbs: Any) -> None:
     errors = verbs.add_parser("errors", help="what an error code means and what to do")
     errors.add_argument("code", nargs="?", default="", help="for example NCC_EVRF035")
     errors.json_flag()
-    errors.set_defaults(verb=_lazily("commands.errors", "run", "code", "json"))
+    errors.set_defaults(verb=lazily("commands.errors", "run", "code", "json"))
 
 
 def _opt_parser(verbs: Any) -> None:
@@ -200,7 +181,7 @@ def _opt_parser(verbs: Any) -> None:
     opt.add_argument("--pass", dest="passes", default="", metavar="NAME[,NAME]", help="in order")
     opt.add_argument("--list", action="store_true", help="every pass, its settings, what it does")
     opt.add_argument("--output", "-o", type=Path, help="write here; default: standard output")
-    opt.set_defaults(verb=_lazily("opt.command", "run", "list", "file", "passes", "output"))
+    opt.set_defaults(verb=lazily("opt.command", "run", "list", "file", "passes", "output"))
 
 
 def _nccom_parser(verbs: Any) -> None:
@@ -264,10 +245,10 @@ def _neff_parsers(verbs: Any) -> None:
     info = tools.add_parser("info", help="what a file holds")
     info.add_argument("file", type=Path)
     info.add_argument("--json", action="store_true")
-    info.set_defaults(verb=_lazily("neff.neff_tools", "info", "file", "json"))
+    info.set_defaults(verb=lazily("neff.neff_tools", "info", "file", "json"))
     verify = tools.add_parser("verify", help="check every checksum, limit and digest")
     verify.add_argument("file", type=Path, help="a .neff file or a bundle directory")
-    verify.set_defaults(verb=_lazily("neff.neff_tools", "verify", "file"))
+    verify.set_defaults(verb=lazily("neff.neff_tools", "verify", "file"))
     run = tools.add_parser("run", help="run one compiled program on one core")
     run.add_argument("file", type=Path)
     run.add_argument(
@@ -281,11 +262,18 @@ def _neff_parsers(verbs: Any) -> None:
     run.add_argument("--outputs", type=Path, help=".npz to write: out0, out1, ...")
     run.add_argument("--level", choices=("L0", "L1"), default="L1")
     run.add_argument(
-        "--time", action="store_true", help="print the simulated time; alone, or with values"
+        "--time",
+        dest="timed",
+        action="store_true",
+        help="print the simulated time; alone, or with values",
     )
     run.add_argument("--target", default="", help="machine; default: the one it was made for")
     run.add_argument(
-        "--stochastic-rounding", type=int, metavar="SEED", help="round stochastically, drawing from"
+        "--stochastic-rounding",
+        dest="seed",
+        type=int,
+        metavar="SEED",
+        help="round stochastically, drawing from",
     )
     run.add_argument(
         "--strict-indices", action="store_true", help="an index out of bounds is an error"
@@ -300,17 +288,17 @@ def _neff_parsers(verbs: Any) -> None:
     )
     _program_flag(dump)
     names = ("file", "program", "function", "engine")
-    dump.set_defaults(verb=_lazily("neff.neff_text", "dump", *names))
+    dump.set_defaults(verb=lazily("neff.neff_text", "dump", *names))
     diff = tools.add_parser("diff", help="how two programs differ; exit code 1 when they do")
     diff.add_argument("first", type=Path)
     diff.add_argument("second", type=Path)
     _program_flag(diff)
-    diff.set_defaults(verb=_lazily("neff.neff_text", "diff", "first", "second", "program"))
+    diff.set_defaults(verb=lazily("neff.neff_text", "diff", "first", "second", "program"))
     export = tools.add_parser("export", help="one core of a bundle as a single file")
     export.add_argument("bundle", type=Path, help="a bundle directory")
     export.add_argument("--core", type=int, default=0)
     export.add_argument("--output", type=Path, default=Path("file.neff"))
-    export.set_defaults(verb=_lazily("neff.neff_files", "export", "bundle", "core", "output"))
+    export.set_defaults(verb=lazily("neff.neff_files", "export", "bundle", "core", "output"))
 
 
 _ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
@@ -369,10 +357,8 @@ def _plan(args: argparse.Namespace) -> int:
 def _validate(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.validation import validate
 
-    names = ("training", "kernels", "collectives", "fit", "fresh", "again")
-    given = {name: getattr(args, name) for name in names}
-    rows = tuple(row for row in args.rows.split(",") if row)
-    return validate.run(validate.Asked(**given, rows=rows, as_json=args.json))
+    rows = tuple(comma_words(args.rows))
+    return validate.run(asked_of(validate.Asked, args, rows=rows, as_json=args.json))
 
 
 def _list_operators(args: argparse.Namespace) -> int:
@@ -393,14 +379,7 @@ def _nccom(args: argparse.Namespace) -> int:
 def _neff_run(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.neff import neff_tools
 
-    options = neff_tools.RunOptions(
-        level=args.level,
-        timed=args.time,
-        program=args.program,
-        target=args.target,
-        seed=args.stochastic_rounding,
-        strict_indices=args.strict_indices,
-    )
+    options = asked_of(neff_tools.RunOptions, args)
     return neff_tools.run(args.file, args.inputs, args.outputs, options)
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from shardwright.orchestrator.cache.entry import (
     GIB,
@@ -33,9 +33,7 @@ from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.cache.remote import S3Store
 from shardwright.orchestrator.cache.store import Release, Store, StoreError, nothing
 from shardwright.orchestrator.cache.tally import Tally
-
-if TYPE_CHECKING:
-    from shardwright.orchestrator.config.config import CacheConfig
+from shardwright.orchestrator.config.config import CacheConfig
 
 READ, WRITTEN = "read", "written"
 _Answer = TypeVar("_Answer")

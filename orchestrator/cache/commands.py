@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.cache.cache import open_cache
+from shardwright.orchestrator.cache.location import locate
+from shardwright.orchestrator.cache.store import StoreError
+from shardwright.orchestrator.config.config import CacheConfig
 from shardwright.orchestrator.config.job_flags import add_job_flags, job_config
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.terminal import one_line, say, say_json
@@ -68,8 +72,6 @@ class _Answer:
 def _told(run: Callable[[argparse.Namespace], _Answer], args: argparse.Namespace) -> int:
     """The exit code of a verb, whose answer is printed. Raises UsageError for a place that
     refuses."""
-    from shardwright.orchestrator.cache.store import StoreError
-
     try:
         answer = run(args)
     except StoreError as error:
@@ -85,15 +87,12 @@ def _told(run: Callable[[argparse.Namespace], _Answer], args: argparse.Namespace
 
 def _opened(args: argparse.Namespace) -> tuple[Any, Any, str]:
     """(cache, the store that is meant, where it is and why). Raises UsageError."""
-    from shardwright.orchestrator.cache.cache import open_cache
-    from shardwright.orchestrator.cache.location import locate
-    from shardwright.orchestrator.config.config import CacheConfig
-
     settings = CacheConfig(dir=args.cache_dir)
     cache, location = open_cache(settings), locate(settings.dir)
-    if getattr(args, "shared", False) and len(cache.stores) < 2:
+    is_shared = getattr(args, "shared", False)
+    if is_shared and len(cache.stores) < 2:
         raise UsageError("SW_USAGE", f"--shared requires an s3:// cache, got {location}")
-    store = cache.stores[-1 if getattr(args, "shared", False) else 0]
+    store = cache.stores[-1 if is_shared else 0]
     return cache, store, f"{store.place} ({location.reason})"
 
 

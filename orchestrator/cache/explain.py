@@ -16,6 +16,9 @@ from shardwright.orchestrator.cache.cache import Cache, open_cache
 from shardwright.orchestrator.cache.entry import About, EntryName, read_about
 from shardwright.orchestrator.config.config import JobConfig, from_store
 from shardwright.orchestrator.road import plan_cache
+from shardwright.orchestrator.road.build import build
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import time_programs
 from shardwright.orchestrator.service.executor import InlineExecutor, WorkUnit, attempt
 from shardwright.orchestrator.service.service import Settled, UnitService
 from shardwright.orchestrator.service.unit_errors import (
@@ -50,14 +53,52 @@ class Explained:
     differences: tuple[Difference, ...] = ()
 
 
-class Entries:
-    """What the local directory knows about its entries, by kind."""
+def differences(wanted: Mapping[str, str], stored: Mapping[str, str]) -> tuple[Difference, ...]:
+    """The parts that are not equal, by name."""
+    return tuple(
+        Difference(part, wanted.get(part, ""), stored.get(part, ""))
+        for part in sorted(wanted.keys() | stored.keys())
+        if wanted.get(part) != stored.get(part)
+    )
+
+
+class _EndError(Exception):
+    """Which units come next is not known; the message says why."""
+
+
+class Explainer(UnitService):
+    """Looks units up instead of running them."""
 
     def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+        super().__init__(InlineExecutor, cache)
+        self.found: list[Explained] = []
+
+    def settle(self, units: Sequence[WorkUnit]) -> Settled:
+        """The stored results; missing partitions are made. Raises _EndError when results are
+        missing that cannot be made quickly, or are stored refusals."""
+        results: dict[str, bytes] = {}
+        ends = ""
+        for unit in {unit.key: unit for unit in units}.values():
+            stored = self._cache.get(unit.kind, unit.key)
+            refusal = stored_refusal(self._cache, unit) if stored is None else None
+            state = HIT if stored is not None else REFUSED if refusal is not None else MISS
+            named, parts = (unit.kind, unit.name, unit.key), dict(unit.parts)
+            self.found.append(self.explained(*named, parts, state))
+            if stored is not None:
+                results[unit.key] = stored
+            elif refusal is not None:
+                ends = f"{unit.kind} unit {unit.name} is refused: {refusal.error.code}"
+            elif unit.kind == "partition":
+                results[unit.key] = _made(unit)
+            else:
+                ends = ends or f"units behind a {unit.kind} unit that is missing are not known"
+        if ends:
+            raise _EndError(ends)
+        return Settled(results, {})
 
     @cached_property
     def _abouts(self) -> dict[str, list[tuple[EntryName, About]]]:
+        """What the local directory knows about its entries, by kind."""
         found: dict[str, list[tuple[EntryName, About]]] = {}
         for item in self._cache.local.entries():
             try:
@@ -84,51 +125,6 @@ class Entries:
         return replace(plain, nearest=about.name, nearest_key=entry.key, differences=differing)
 
 
-def differences(wanted: Mapping[str, str], stored: Mapping[str, str]) -> tuple[Difference, ...]:
-    """The parts that are not equal, by name."""
-    return tuple(
-        Difference(part, wanted.get(part, ""), stored.get(part, ""))
-        for part in sorted(wanted.keys() | stored.keys())
-        if wanted.get(part) != stored.get(part)
-    )
-
-
-class _EndError(Exception):
-    """Which units come next is not known; the message says why."""
-
-
-class Explainer(UnitService):
-    """Looks units up instead of running them."""
-
-    def __init__(self, cache: Cache) -> None:
-        super().__init__(InlineExecutor, cache)
-        self.entries = Entries(cache)
-        self.found: list[Explained] = []
-
-    def settle(self, units: Sequence[WorkUnit]) -> Settled:
-        """The stored results; missing partitions are made. Raises _EndError when results are
-        missing that cannot be made quickly, or are stored refusals."""
-        results: dict[str, bytes] = {}
-        ends = ""
-        for unit in {unit.key: unit for unit in units}.values():
-            stored = self._cache.get(unit.kind, unit.key)
-            refusal = stored_refusal(self._cache, unit) if stored is None else None
-            state = HIT if stored is not None else REFUSED if refusal is not None else MISS
-            named, parts = (unit.kind, unit.name, unit.key), dict(unit.parts)
-            self.found.append(self.entries.explained(*named, parts, state))
-            if stored is not None:
-                results[unit.key] = stored
-            elif refusal is not None:
-                ends = f"{unit.kind} unit {unit.name} is refused: {refusal.error.code}"
-            elif unit.kind == "partition":
-                results[unit.key] = _made(unit)
-            else:
-                ends = ends or f"units behind a {unit.kind} unit that is missing are not known"
-        if ends:
-            raise _EndError(ends)
-        return Settled(results, {})
-
-
 def _made(unit: WorkUnit) -> bytes:
     outcome = attempt(unit, "explain")
     if outcome.error is not None:
@@ -150,10 +146,6 @@ class Explanation:
 
 def explain(job: JobConfig) -> Explanation:
     """What the cache has of a job. Raises the DiagnosticError of a stage that refuses it."""
-    from shardwright.orchestrator.road.build import build
-    from shardwright.orchestrator.road.stages import Stages
-    from shardwright.orchestrator.road.timing import time_programs
-
     job = from_store(job)
     cache = open_cache(job.cache)
     service = Explainer(cache)
@@ -168,14 +160,14 @@ def explain(job: JobConfig) -> Explanation:
     else:
         with contextlib.suppress(_EndError):  # nothing comes after
             time_programs(built, built.programs, service, traced=True)
-    plan = _plan(job, cache, service.entries)
+    plan = _plan(job, cache, service)
     place = ", ".join(store.place for store in cache.stores)
     return Explanation(place, [plan, *service.found], ends, tuple(cache.warnings))
 
 
-def _plan(job: JobConfig, cache: Cache, entries: Entries) -> Explained:
+def _plan(job: JobConfig, cache: Cache, explainer: Explainer) -> Explained:
     """The stored plan, which answers `shardwright plan` without any unit."""
     kind, name, parts = plan_cache.KIND, plan_cache.plan_name(job), plan_cache.plan_parts(job)
     key = parts_digest(kind, parts)
     state = MISS if cache.get(kind, key) is None else HIT
-    return entries.explained(kind, name, key, parts, state)
+    return explainer.explained(kind, name, key, parts, state)

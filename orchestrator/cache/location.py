@@ -58,8 +58,7 @@ def locate(
         "SW_CACHE_URL",
         f"{reason} requires a directory, file:///directory or s3://bucket/prefix,"
         f" got {_shown(text)}",
-        None,
-        "name a directory, or leave it empty for the user's cache directory",
+        hint="name a directory, or leave it empty for the user's cache directory",
     )
 
 
@@ -82,8 +81,7 @@ def _lasting(path: Path, reason: str) -> Path:
         raise UsageError(
             "SW_RELATIVE_OUTPUT",
             f"{reason} requires an absolute path or an s3:// URL inside a Ray job, got {path}",
-            None,
-            "name a folder that outlives the job",
+            hint="name a folder that outlives the job",
         )
     return path
 
@@ -101,8 +99,7 @@ def _bucket_url(text: str, reason: str) -> str:
         raise UsageError(
             "SW_CACHE_URL",
             f"{reason} requires an s3:// URL without credentials, got one with them",
-            None,
-            "give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or as a profile",
+            hint="give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or as a profile",
         )
     if not url.netloc or url.query or url.fragment:
         raise UsageError(

@@ -29,8 +29,7 @@ class S3Store:
             raise UsageError(
                 "SW_CACHE_URL",
                 f"a cache at {url} requires the package boto3, which is not installed",
-                None,
-                "pip install -e '.[s3]' in the checkout, or name a directory",
+                hint="pip install -e '.[s3]' in the checkout, or name a directory",
             )
         self.place = url
         self._bucket = Bucket(url)

@@ -4,15 +4,11 @@ chosen."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from shardwright.orchestrator.config.config import JobConfig, MeshConfig
+from shardwright.orchestrator.config.config import JobConfig, Keys, MeshConfig
 from shardwright.orchestrator.report.text import Report
 from shardwright.sharding.settings import AUTO
-
-Keys = Mapping[str, Any]
-"""Values of some `table.key`s of a job."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.compiler.machine.target import load_target, logical
-from shardwright.orchestrator.changes.change import Keys
 from shardwright.orchestrator.changes.situation import Situation
+from shardwright.orchestrator.config.config import Keys
 from shardwright.orchestrator.report.bottleneck import (
     CAPACITY,
     COLLECTIVE,
@@ -49,6 +49,8 @@ class Idea:
 
 Ideas = Iterator[Idea]
 Rule = Callable[[Situation], Ideas]
+Rules = Mapping[str, tuple[Rule, ...]]
+"""By the kind of bottleneck."""
 
 
 def ideas(now: Situation, report: Report) -> Ideas:
@@ -65,7 +67,7 @@ def ideas(now: Situation, report: Report) -> Ideas:
                 yield idea
 
 
-def _rules(table: Mapping[str, tuple[Rule, ...]], kinds: Sequence[str]) -> list[Rule]:
+def _rules(table: Rules, kinds: Sequence[str]) -> list[Rule]:
     return [rule for kind in kinds for rule in table.get(kind, ())]
 
 
@@ -135,7 +137,7 @@ def _where(holds: Callable[[Situation], bool], keys: Keys, **more: float) -> Rul
     return lambda now: iter([Idea(keys, more)] if holds(now) else [])
 
 
-def _spread(now: Situation) -> dict[str, Any]:
+def _spread(now: Situation) -> Keys:
     """The samples of a step over twice the ranks: fewer micro-batches, or smaller ones, or twice
     the samples."""
     if now.num_microbatches % 2 == 0:
@@ -341,7 +343,7 @@ def more_instances(now: Situation) -> Ideas:
     yield Idea({**_mesh(now, dp_shard=2 * now.size("dp_shard")), **more})
 
 
-WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
+WORTH: Rules = MappingProxyType(
     {
         CAPACITY: (
             _remat,
@@ -398,7 +400,7 @@ WORTH: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
 )
 """By the kind of bottleneck (`report/bottleneck.py`), the most promising first."""
 
-MACHINES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
+MACHINES: Rules = MappingProxyType(
     {
         "compute": (_cheaper_network, _next_machine),
         "memory": (_cheaper_network, _next_machine),

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.layout import Layout
 from shardwright.orchestrator.config.model import compute_type
 from shardwright.orchestrator.report.text import Report
 from shardwright.sharding.settings import MANUAL, StrategySettings
-
-if TYPE_CHECKING:
-    from shardwright.orchestrator.config.layout import Layout
 
 COMPUTE = ("tensor", "vector", "scalar", "gpsimd")
 

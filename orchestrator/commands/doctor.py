@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.orchestrator.cache import open_cache
+from shardwright.orchestrator.cache.entry import GIB, EntryName, pack_entry
+from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.cache.store import Store, StoreError
-from shardwright.orchestrator.host import num_cpus
+from shardwright.orchestrator.config.config import CacheConfig
+from shardwright.orchestrator.host import PACKAGES_ROOT, num_cpus
 from shardwright.orchestrator.terminal import terminal
 
 OK, WARN, FAIL = "ok", "warn", "fail"
-GIB = 2**30
 _FILES = 4096
 """Source: ray/_private/worker.py warns below it."""
 _SHM_BYTES = 2 * GIB
@@ -119,8 +122,6 @@ def _requirements() -> list[str]:
     except metadata.PackageNotFoundError:
         import tomllib
 
-        from shardwright.orchestrator.host import PACKAGES_ROOT
-
         project = PACKAGES_ROOT / "pyproject.toml"
         text = project.read_text() if project.exists() else "[project]\ndependencies = []"
         return list(tomllib.loads(text)["project"]["dependencies"])
@@ -160,10 +161,6 @@ def _partitioner() -> Check:
 
 def _cache(configured: str) -> Iterator[Check]:
     """The directory, and the bucket behind it. Jobs go on without either."""
-    from shardwright.orchestrator.cache import open_cache
-    from shardwright.orchestrator.cache.location import locate
-    from shardwright.orchestrator.config.config import CacheConfig
-
     settings = CacheConfig(dir=configured)
     try:
         location, cache = locate(configured), open_cache(settings)
@@ -187,8 +184,6 @@ def _cache(configured: str) -> Iterator[Check]:
 
 def _probed(store: Store) -> str:
     """What a store says to an entry that is locked, written, read and removed."""
-    from shardwright.orchestrator.cache.entry import EntryName, pack_entry
-
     name = EntryName("doctor", secrets.token_hex(32))
     data = pack_entry(name, b"probe")
     try:

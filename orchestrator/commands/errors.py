@@ -23,7 +23,7 @@ def run(code: str, as_json: bool) -> int:
 
 
 def _one(entry: Entry) -> Panel:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0))
     table.add_row("Meaning", entry.meaning)
     table.add_row("What to do", entry.advice)
     table.add_row("Stage", entry.stage)

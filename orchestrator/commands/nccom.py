@@ -23,7 +23,8 @@ from shardwright.collectives.timing.runtimes import runtime_named
 from shardwright.collectives.timing.times import CollectiveTime, bus_bytes_per_s
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import PS_PER_S, load_target, logical
-from shardwright.orchestrator.config.arguments import known_word
+from shardwright.compiler.shown import charts
+from shardwright.orchestrator.config.arguments import asked_of, known_word
 from shardwright.orchestrator.config.collective_settings import parse_bytes, settings
 from shardwright.orchestrator.terminal import outputs, text_plots
 from shardwright.orchestrator.terminal.terminal import say, say_json
@@ -208,8 +209,7 @@ def _lists(text: str, flag: str, key: str) -> tuple[tuple[int, ...], ...]:
 def table(found: Sequence[Point]) -> str:
     """The tool's table."""
     rows = [COLUMNS, *(tuple(map(_text, point.cells())) for point in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    lines = charts.table(rows, right=range(len(COLUMNS)))
     return "\n".join([*lines, f"Avg bus bandwidth: {_average(found):.4f}GB/s"])
 
 
@@ -259,7 +259,7 @@ def plot(found: Sequence[Point]) -> str:
 
 def run(args: argparse.Namespace, ignored: Sequence[str]) -> int:
     """Print the table and write what else is asked for; `ignored` flags were given in vain."""
-    request = Request(**{name: getattr(args, name) for name in Request.__dataclass_fields__})
+    request = asked_of(Request, args)
     found = points(request)
     data = report(request, found)
     if args.report_to_json_file:

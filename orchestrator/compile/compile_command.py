@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError, UsageError
 from shardwright.compiler.driver import compile_graph
 from shardwright.compiler.frontend import isolated
@@ -60,8 +62,8 @@ def _shown(error: Exception) -> DiagnosticError:
     of ours."""
     if isinstance(error, DiagnosticError):
         return error
-    if isinstance(error, OSError) and outputs.of_the_disk(error):
-        return outputs.refused(error, error.filename or "temporary files", "compile")
+    if refused := outputs.of_the_disk(error, "temporary files", "compile"):
+        return refused
     return InternalError.of(error, "".join(traceback.format_exception(error)))
 
 
@@ -97,8 +99,6 @@ def _facts(
 
 def version_text() -> str:
     """What `--version` prints."""
-    import numpy as np
-
     python = platform.python_version()
     return (
         f"Shardwright compiler {compiler_version()}, Python {python}, NumPy {np.__version__},"

@@ -10,12 +10,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.compiler.frontend.detect import Module
+from shardwright.compiler.frontend.donation import Aliases
 from shardwright.compiler.ir.types import Graph
 from shardwright.sharding.cut.rewrites import LOCALIZED, PARTITIONED, REWRITTEN
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.settings import MANUAL, StrategySettings
 from shardwright.sharding.strategies.manual import user_mesh
 from shardwright.sharding.strategies.registry import RECIPE
+
+
+def buffer_names(graph: Graph, aliases: Aliases) -> tuple[list[str], list[str]]:
+    """Names of the inputs and outputs of a file, `arg0...` and `out0...`; an output that takes over
+    an input has the input's."""
+    owners = dict(aliases)
+    made = [f"arg{owners[k]}" if k in owners else f"out{k}" for k in range(len(graph.outputs))]
+    return [f"arg{k}" for k in range(len(graph.inputs))], made
 
 
 def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
@@ -25,12 +34,9 @@ def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
     asked = module.facts.shardings
     if asked is None:
         return graph, module
-    owners = dict(module.facts.aliases)
-    inputs = tuple(Slot(f"arg{k}", "parameter") for k in range(len(graph.inputs)))
-    outputs = tuple(
-        Slot(f"arg{owners[k]}", "parameter") if k in owners else Slot(f"out{k}", "metric")
-        for k in range(len(graph.outputs))
-    )
+    given, made = buffer_names(graph, module.facts.aliases)
+    inputs = tuple(Slot(name, "parameter") for name in given)
+    outputs = tuple(Slot(name, "parameter" if name in given else "metric") for name in made)
     settings = StrategySettings(name=MANUAL)
     recipe = RECIPE(graph, inputs, outputs, user_mesh(asked), settings, asked)
     whole = (recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied)

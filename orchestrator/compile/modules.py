@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.driver import Observer
+from shardwright.compiler.frontend.context import module_text
 from shardwright.compiler.frontend.detect import Module
 from shardwright.compiler.frontend.donation import Aliases
 from shardwright.compiler.frontend.isolated import Reader
+from shardwright.compiler.frontend.rules.restrictions import check_outputs
 from shardwright.compiler.ir.analysis import count_ops, flops
 from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.types import Graph
@@ -33,7 +35,7 @@ from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
 from shardwright.compiler.surface.resolve import Resolved
 from shardwright.orchestrator.compile.compile_log import CompileLog
-from shardwright.orchestrator.compile.compile_partition import with_partitions
+from shardwright.orchestrator.compile.compile_partition import buffer_names, with_partitions
 from shardwright.orchestrator.road.bundling import compiler_version
 from shardwright.sharding.cut.rewrites import COORDINATES
 from shardwright.sharding.localize.coordinates import coordinate_axes, coordinate_name
@@ -82,15 +84,13 @@ def _read(
     data: bytes, file: Path, resolved: Resolved, log: CompileLog, reader: Reader
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
-    from shardwright.compiler.frontend.rules.restrictions import check_outputs
-
     with log.stage("import"):
         graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
         check_outputs(graph, resolved.command.profile)
         for finding in (*module.facts.findings, *downcasts(graph)):
             log.say("warning", finding.render())
-    note("captured", lambda: _module_text(module.stablehlo), "mlir")
+    note("captured", lambda: module_text(module.stablehlo), "mlir")
     _tell_ops(log, "imported", graph)
     with log.stage("passes"):
         graph = run(step("imported", graph), step_passes(resolved.options))
@@ -109,25 +109,15 @@ def _tell_ops(log: CompileLog, when: str, graph: Graph) -> None:
     log.say("debug", f"operators {when}: {counts or 'none'}")
 
 
-def _module_text(stablehlo: bytes | str) -> str:
-    from shardwright.compiler.frontend.context import module_text
-
-    return module_text(stablehlo)
-
-
 def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
-    """The graph as one program over buffers `arg0...` and `out0...`; an output that takes over an
-    input has the input's name, and what depends on the rank is a coordinate behind the inputs."""
-    owners = dict(aliases)
-    named = (f"arg{k}" for k in range(len(graph.inputs)))
+    """The graph as one program; what depends on the rank is a coordinate behind the inputs."""
+    inputs, outputs = buffer_names(graph, aliases)
     made, coordinates = COORDINATES(graph)
     return StepProgram(
         name=file.name.partition(".")[0] or "main",
         graph=made,
-        inputs=(*named, *map(coordinate_name, coordinates)),
-        outputs=tuple(
-            f"arg{owners[k]}" if k in owners else f"out{k}" for k in range(len(graph.outputs))
-        ),
+        inputs=(*inputs, *map(coordinate_name, coordinates)),
+        outputs=tuple(outputs),
     )
 
 

@@ -7,10 +7,14 @@ with the name that may have been meant.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
-from typing import Any, NoReturn
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from typing import Any, NoReturn, TypeVar
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
+
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,6 +61,25 @@ def known_word(word: str, words: Collection[str], what: str) -> str:
         message = f"{what} requires one of {', '.join(words)}, got {word!r}"
         raise UsageError("SW_USAGE", message, hint=did_you_mean(word, words))
     return word
+
+
+def asked_of(kind: Callable[..., T], args: argparse.Namespace, **others: Any) -> T:
+    """What a verb is asked, as the dataclass of that: its fields are the arguments of their names,
+    but for `others`."""
+    names = inspect.signature(kind).parameters.keys() - others.keys()
+    return kind(**{name: getattr(args, name) for name in names}, **others)
+
+
+def lazily(module: str, function: str, *names: str) -> Callable[[argparse.Namespace], int]:
+    """A verb whose module is loaded when it runs; its function gets the arguments of these
+    names."""
+
+    def verb(args: argparse.Namespace) -> int:
+        found = import_module(f"shardwright.orchestrator.{module}")
+        code: int = getattr(found, function)(*(getattr(args, name) for name in names))
+        return code
+
+    return verb
 
 
 def comma_words(text: str) -> list[str]:

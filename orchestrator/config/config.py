@@ -28,7 +28,7 @@ from shardwright.compiler.support.documents import parse_toml, read_text
 from shardwright.orchestrator.config.purchase import LISTED, NO_GOAL, GoalConfig, PriceConfig
 from shardwright.orchestrator.host import inside_ray_job
 from shardwright.orchestrator.models.presets import preset_names
-from shardwright.orchestrator.validation.recipes import recipe_names, recipe_tables
+from shardwright.orchestrator.validation.recipes import Tables, recipe_names, recipe_tables
 from shardwright.sharding import settings as strategy_settings
 from shardwright.sharding.settings import AUTO, MOST, StrategySettings, limited
 
@@ -261,6 +261,10 @@ class OutputConfig:
     events.jsonl of `dir` for `run`, none for others."""
 
 
+Keys = Mapping[str, Any]
+"""Values of some `table.key`s of a job."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:
     """A resolved job."""
@@ -287,7 +291,7 @@ class JobConfig:
         table, _, name = key.partition(".")
         return getattr(getattr(self, table), name)
 
-    def but(self, values: Mapping[str, Any]) -> JobConfig:
+    def but(self, values: Keys) -> JobConfig:
         """The job with other values of some `table.key`s."""
         job = self
         for key, value in values.items():
@@ -302,9 +306,7 @@ class JobConfig:
         del tables["given"]
         tables["price"]["usd_per_hour"] = dict(self.price.usd_per_hour)
         for name, kind in TABLES.items():
-            for key in dataclasses.fields(kind):
-                if "key" in key.metadata:
-                    del tables[name][key.name]
+            tables[name] = {key: tables[name][key] for key in _keys(kind)}
         return tables
 
 
@@ -336,9 +338,9 @@ def words_of(key: str) -> tuple[str, ...]:
 def load(
     path: Path | None,
     overrides: Iterable[str] = (),
-    flags: Mapping[str, Any] | None = None,
-    below: Mapping[str, Mapping[str, Any]] | None = None,
-    changes: Mapping[str, Any] | None = None,
+    flags: Keys | None = None,
+    below: Tables | None = None,
+    changes: Keys | None = None,
 ) -> JobConfig:
     """The job of `path` (or the defaults), changed by flags, then by `table.key=value` overrides
     (the table may be left out where one alone has the key), so that what is advised can be put
@@ -353,9 +355,7 @@ def load(
         table, dot, name = (found[0] if len(found) == 1 else key).partition(".")
         if not separator or not dot:
             hint = _meant_key(table, ())
-            raise UsageError(
-                "SW_USAGE", f"--set requires table.key=value, got {text!r}", None, hint
-            )
+            raise UsageError("SW_USAGE", f"--set requires table.key=value, got {text!r}", hint=hint)
         _put(data, table, name, value.strip())
     _put_all(data, changes or {})
     for table, values in (*(below or {}).items(), *_of_recipe(data).items()):
@@ -367,8 +367,7 @@ def load(
         raise UsageError(
             "SW_USAGE",
             f"{source}: unknown table [{unknown[0]}]",
-            None,
-            f"{did_you_mean(unknown[0], TABLES)} Tables are {', '.join(TABLES)}".lstrip(),
+            hint=f"{did_you_mean(unknown[0], TABLES)} Tables are {', '.join(TABLES)}".lstrip(),
         )
     tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
     given = frozenset(f"{table}.{key}" for table, keys in data.items() for key in keys)
@@ -376,7 +375,7 @@ def load(
     return asked_now(_bought(JobConfig(**tables, base=base, given=given)))
 
 
-def _put_all(data: dict[str, Any], values: Mapping[str, Any]) -> None:
+def _put_all(data: dict[str, Any], values: Keys) -> None:
     """Put values by `table.key` into tables; None says nothing."""
     for key, value in values.items():
         if value is not None:
@@ -384,7 +383,7 @@ def _put_all(data: dict[str, Any], values: Mapping[str, Any]) -> None:
             _put(data, table, name, value)
 
 
-def _of_recipe(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def _of_recipe(data: Mapping[str, Any]) -> Tables:
     """The tables of the recipe that a job names, those of its settings that it may change."""
     model = data.get("model")
     name = model.get("recipe") if isinstance(model, dict) else None
@@ -403,8 +402,7 @@ def _bought(job: JobConfig) -> JobConfig:
         raise UsageError(
             "SW_GOAL",
             "a deadline or a budget requires goal.tokens, got none",
-            None,
-            "say how much is to be trained: --tokens 1T",
+            hint="say how much is to be trained: --tokens 1T",
         )
     own = tuple((name or job.cluster.target, usd) for name, usd in job.price.usd_per_hour)
     known = (*target_names(), job.cluster.target)
@@ -412,8 +410,7 @@ def _bought(job: JobConfig) -> JobConfig:
         raise UsageError(
             "SW_PRICE",
             f"price.usd_per_hour requires machines that are known, got {unknown[0]}",
-            None,
-            f"machines are {', '.join(target_names())}, or a JSON file",
+            hint=f"machines are {', '.join(target_names())}, or a JSON file",
         )
     return job.but({"price.usd_per_hour": own})
 
@@ -456,8 +453,7 @@ def _table(kind: type[Any], table: str, values: Any, source: str) -> Any:
             raise UsageError(
                 "SW_USAGE",
                 f"{source}: unknown key {table}.{key}",
-                None,
-                f"{_meant_key(key, fields)} Keys of [{table}]: {known}".lstrip(),
+                hint=f"{_meant_key(key, fields)} Keys of [{table}]: {known}".lstrip(),
             )
         resolved[key] = _value(f"{table}.{key}", value, hints[key], fields[key], source)
     return kind(**resolved)
@@ -489,7 +485,7 @@ def _value(
     if converted is None:
         name = spec.metadata.get("form") or getattr(hint, "__name__", str(hint))
         text = f"{source}: {key} requires {name}, got {value!r}"
-        raise UsageError("SW_USAGE", text, None, _other_key(value))
+        raise UsageError("SW_USAGE", text, hint=_other_key(value))
     choices = spec.metadata.get("choices")
     if choices and converted not in choices:
         allowed = ", ".join(map(str, choices))
@@ -568,8 +564,7 @@ def check_lasting(job: JobConfig, *keys: str) -> None:
             raise UsageError(
                 "SW_RELATIVE_OUTPUT",
                 f"{key} requires an absolute path inside a Ray job, got {path}",
-                None,
-                f"pass {_LOST_IN_A_JOB[key]}, of a folder that outlives the job",
+                hint=f"pass {_LOST_IN_A_JOB[key]}, of a folder that outlives the job",
             )
 
 

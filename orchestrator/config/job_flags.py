@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,9 +119,7 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def job_config(
-    args: argparse.Namespace, changes: Mapping[str, Any] | None = None
-) -> config.JobConfig:
+def job_config(args: argparse.Namespace, changes: config.Keys | None = None) -> config.JobConfig:
     """The job that the arguments of a verb with `add_job_flags` describe, with `changes` of its
     keys on top."""
     return job_configs(args, [args.job], changes=changes)[args.job]
@@ -131,7 +129,7 @@ def job_configs(
     args: argparse.Namespace,
     files: Sequence[File],
     on_cluster: bool = False,
-    changes: Mapping[str, Any] | None = None,
+    changes: config.Keys | None = None,
 ) -> dict[File, config.JobConfig]:
     """The same for every job file; jobs that will run `on_cluster` keep their paths. What the
     environment has to say is said once, for the jobs without changes."""
@@ -160,7 +158,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     return given | model | mesh
 
 
-def changed_keys(name: str, value: str) -> dict[str, Any]:
+def changed_keys(name: str, value: str) -> config.Keys:
     """The keys of a job that `name` sets to `value`: a key (`strategy.remat`), or what has a flag
     (`remat`, `model`; `mesh` sets every axis). Raises UsageError for anything else."""
     name = name.strip()
@@ -178,8 +176,7 @@ def changed_keys(name: str, value: str) -> dict[str, Any]:
         raise UsageError(
             "SW_USAGE",
             f"a job has no key {name!r}",
-            None,
-            did_you_mean(flag, names, f"give table.key, or one of {', '.join(names)}"),
+            hint=did_you_mean(flag, names, f"give table.key, or one of {', '.join(names)}"),
         )
     return {f"{table}.{key}": value}
 

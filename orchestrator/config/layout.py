@@ -108,8 +108,7 @@ def asked_batch(strategy: StrategySettings, ways: int, tokens_per_sample: int) -
             "SW_BATCH",
             "a batch requires samples or tokens, got strategy.global_batch"
             f" {samples} and strategy.global_batch_tokens {tokens:,}",
-            None,
-            "leave one of them out",
+            hint="leave one of them out",
         )
     key, asked, each = "global_batch", samples, 1
     each_rank = strategy.smallest_micro_batch
@@ -122,8 +121,7 @@ def asked_batch(strategy: StrategySettings, ways: int, tokens_per_sample: int) -
         raise UsageError(
             "SW_BATCH",
             f"strategy.{key} requires a multiple of {of} = {step}, got {asked}",
-            None,
-            f"use {max(1, round(asked / step)) * step}",
+            hint=f"use {max(1, round(asked / step)) * step}",
         )
     return asked // each
 

@@ -10,15 +10,14 @@ import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError
-from shardwright.compiler.frontend.task import entry_names
+from shardwright.compiler.frontend.task import TrainTask, entry_names, load_task
 from shardwright.compiler.support.documents import parse_json, read_text
-from shardwright.orchestrator.config.config import JobConfig
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.config.config import JobConfig, Keys
+from shardwright.orchestrator.models.presets import preset_task
+from shardwright.orchestrator.validation.recipes import recipe
 
 MODELS = ("preset", "config", "entry", "hlo", "recipe")
 """The keys of `[model]` that name one."""
@@ -33,8 +32,6 @@ def resolve_task(job: JobConfig) -> TrainTask:
     check_named(job)
     model = job.model
     if model.entry:
-        from shardwright.compiler.frontend.task import load_task
-
         task = load_task(*entry_of(job), settings=own_settings(job))
         if model.generator == "auto":
             return task
@@ -60,8 +57,7 @@ def check_named(job: JobConfig) -> None:
         raise UsageError(
             "SW_MODEL",
             f"[model] requires exactly one of {', '.join(MODELS)}, got {given or 'none'}",
-            None,
-            "for example --model llama2-7b",
+            hint="for example --model llama2-7b",
         )
     if model.entry:
         entry_names(model.entry)
@@ -79,8 +75,6 @@ def _ours(job: JobConfig) -> TrainTask:
         _refuse_settings(job, "lowered", ("model.seq_len",))
         return module_task(model_path(job), model.seq_len)
     if model.preset:
-        from shardwright.orchestrator.models.presets import preset_task
-
         return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
     from shardwright.orchestrator.models.llama import train_task
 
@@ -104,7 +98,7 @@ _OF_OUR_STEPS = (
 """Keys that say how a step of ours is built; the user's own function may take them as arguments."""
 
 
-def own_settings(job: JobConfig) -> dict[str, Any]:
+def own_settings(job: JobConfig) -> Keys:
     """What the job says about how its step is built, by key."""
     usual, found = JobConfig(), {}
     for key in _OF_OUR_STEPS:
@@ -130,7 +124,6 @@ def _refuse_settings(job: JobConfig, what: str, obeyed: Sequence[str]) -> None:
 
 def _published(job: JobConfig) -> TrainTask:
     """The step of a published run, for as many tensor-parallel ranks as the job has."""
-    from shardwright.orchestrator.validation.recipes import recipe
     from shardwright.orchestrator.validation.tasks import task_of
 
     own = recipe(job.model.recipe).workload
@@ -162,8 +155,6 @@ def compute_type(job: JobConfig) -> str:
     if job.model.dtype != "auto":
         return job.model.dtype
     if job.model.recipe:
-        from shardwright.orchestrator.validation.recipes import recipe
-
         is_short = recipe(job.model.recipe).workload.storage.activations == "bf16"
         return "bfloat16" if is_short else "float32"
     if not job.model.config:

@@ -33,6 +33,5 @@ def packets_of(settings: StrategySettings) -> Packets:
     raise UsageError(
         "SW_USAGE",
         f"strategy.collective_packet_bytes requires {required}, got {given!r}",
-        None,
-        "give one size per stream, for example 65536,4096 with strategy.cc_streams=2",
+        hint="give one size per stream, for example 65536,4096 with strategy.cc_streams=2",
     )

@@ -5,9 +5,10 @@ behind what. Both show what the report says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwright.compiler.shown.charts import bytes_text, share_bar, table, time_chart, us_text
+from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.road.bundling import compiled_footprints
 from shardwright.sharding.memory.footprint import Footprint
 
@@ -68,14 +69,14 @@ def _sizes(title: str, parts: Mapping[str, int], least: int = 1) -> Iterator[str
     yield from table(rows, right=(1,))
 
 
-def time_text(report: Mapping[str, Any]) -> str:
+def time_text(report: Report) -> str:
     """Where the time of a step goes, what is hidden behind other work, and one call of the longest
     functions on the clock.
     """
     return "\n".join(_time(report)) + "\n"
 
 
-def _time(report: Mapping[str, Any]) -> Iterator[str]:
+def _time(report: Report) -> Iterator[str]:
     timing = report["timing"]
     step = timing["step_time_ps"]
     yield f"one step under profile {timing['profile']}: {us_text(step)}"
@@ -118,7 +119,7 @@ def _shares(parts: Mapping[str, int], step: int) -> Iterator[str]:
     yield from table(rows, right=(1, 2))
 
 
-def _timeline(one: Mapping[str, Any]) -> Iterator[str]:
+def _timeline(one: Facts) -> Iterator[str]:
     """Tracks of one call; a row per slice."""
     whole = one["duration_ps"]
     yield from ("", f"one call of {one['function']} in {one['program']}, {us_text(whole)}:")

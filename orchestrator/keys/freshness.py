@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import entry_folders
-from shardwright.orchestrator.keys.reads import is_users, loaded_files, observed
+from shardwright.orchestrator.keys.reads import Reads, is_users, loaded_files, observed
 from shardwright.orchestrator.service.units import digest
 
 
@@ -34,7 +33,7 @@ class Folder:
 
     settings: set[str]
     is_foreign: bool  # somebody else had loaded its modules before
-    first: dict[str, str] = field(default_factory=dict)
+    first: Reads = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: JobConfig) -> Folder:
@@ -46,7 +45,7 @@ class Folder:
             _FOLDERS.setdefault(name, cls({_INITIAL[0]}, _is_loaded(job)))
         return _FOLDERS[name]
 
-    def learn(self, reads: Mapping[str, str]) -> None:
+    def learn(self, reads: Reads) -> None:
         """Keep what was read for the first time. It counts for everything that is captured later: a
         module is imported once, and a function that jax has traced is not always called again."""
         for name, value in reads.items():

@@ -41,6 +41,9 @@ FILE, FOLDER, MODULE = "read ", "listed ", "looked for "
 VARIABLE, PACKAGE = "environment ", "package "
 """What the name of something that was read begins with."""
 
+Reads = dict[str, str]
+"""Digests of what was read, by names that `observed` understands."""
+
 _SYSTEM = ("/proc", "/sys", "/dev")
 _IMPORT_SYSTEM = ("importlib", "_frozen_importlib")  # its lists of folders are no answer to anybody
 _LOADERS: tuple[tuple[Any, list[str]], ...] = (
@@ -71,7 +74,7 @@ class _Heard:
 
 
 @contextmanager
-def recorded(found: dict[str, str]) -> Iterator[None]:
+def recorded(found: Reads) -> Iterator[None]:
     """Add to `found`, by names that `observed` understands, what this thread reads in the block,
     and the modules and packages that are loaded at its end."""
     _listen()
@@ -88,7 +91,7 @@ def recorded(found: dict[str, str]) -> Iterator[None]:
         found |= observed(names)
 
 
-def observed(names: Iterable[str]) -> dict[str, str]:
+def observed(names: Iterable[str]) -> Reads:
     """What there is now of what was read, by its names; empty for what is not there."""
     kinds: Mapping[str, Callable[[list[str]], Mapping[str, str]]] = {
         FILE: lambda paths: {path: file_digest(path) for path in paths},
@@ -97,7 +100,7 @@ def observed(names: Iterable[str]) -> dict[str, str]:
         VARIABLE: environment.variable_digests,
         PACKAGE: environment.package_versions,
     }
-    found: dict[str, str] = {}
+    found: Reads = {}
     names = tuple(names)
     for start, values in kinds.items():
         chosen = [name.removeprefix(start) for name in names if name.startswith(start)]

@@ -63,8 +63,7 @@ def _beside(bundle: Path, name: str, sha: str) -> Container:
         raise LoadError(
             "SW_NEFF_CHECKSUM",
             f"{container.name}: program {name} is not the one the core file names",
-            None,
-            "compile again or copy the bundle again",
+            hint="compile again or copy the bundle again",
         )
     return container
 
@@ -80,8 +79,7 @@ def open_program(path: Path, name: str = "") -> ProgramFile:
         raise UsageError(
             "SW_USAGE",
             f"{path} holds programs {', '.join(found)}; got {given}",
-            None,
-            f"add --program {(*nearest(name, found), *found)[0]}",
+            hint=f"add --program {(*nearest(name, found), *found)[0]}",
         )
     return ProgramFile(read_program(found[name]), found[name].meta)
 

@@ -31,9 +31,8 @@ from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.surface.resolve import find_target
 from shardwright.orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
-from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.outputs import writing
-from shardwright.orchestrator.terminal.terminal import one_line, say, say_json
+from shardwright.orchestrator.terminal.terminal import console, one_line, say, say_json
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -88,10 +87,10 @@ def info(path: Path, as_json: bool) -> int:
     if as_json:
         say_json(found)
         return 0
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0))
     for key, value in found.items():
         table.add_row(one_line(key), _cell(value))
-    terminal.console().print(table)
+    console().print(table)
     return 0
 
 

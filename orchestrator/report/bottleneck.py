@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
 
 from shardwright.orchestrator.report.text import (
     Facts,
@@ -23,7 +22,7 @@ _DMA = "dma"
 WORTH_A_WORD = 0.05  # our choice: of the FLOPs that run; less changes no decision
 
 
-def bottleneck(report: Report) -> dict[str, Any]:
+def bottleneck(report: Report) -> Facts:
     """`{kind, category, share, text}`: the kind picks what is worth trying (`changes/rules.py`) and
     has the share; the category is the largest of that kind, of the breakdown or of memory."""
     memory = report["memory"]
@@ -52,7 +51,7 @@ def kind_shares(report: Report) -> dict[str, float]:
         found[kind_of(category)] += share
     if "memory" in found:
         # Loads and stores share their engines.
-        waits = max(0.0, found["memory"] - sum(_queues(report).values()))
+        waits = max(0.0, found["memory"] - sum(_busy(report, queues=True).values()))
         found |= {"memory": found["memory"] - waits, LATENCY: waits}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
@@ -72,7 +71,7 @@ def _largest(report: Report, kind: str) -> str:
     return next(name for name in _ranked(report) if kind_of(name) == kind)
 
 
-def _capacity(memory: Facts) -> dict[str, Any]:
+def _capacity(memory: Facts) -> Facts:
     peak, limit = memory["peak_bytes"], memory["limit_bytes"]
     category, size = max(memory["categories"].items(), key=lambda item: item[1])
     share = size / peak
@@ -84,8 +83,7 @@ def _capacity(memory: Facts) -> dict[str, Any]:
 
 
 def _compute(report: Report, share: float) -> str:
-    timing = report["timing"]
-    engines = {n: e["share"] for n, e in timing["engines"].items() if not n.startswith(_DMA)}
+    engines = _busy(report, queues=False)
     text = f"compute: engines are busy {share_text(share)} of the step"
     if engines:
         engine, busy = max(engines.items(), key=lambda item: item[1])
@@ -124,13 +122,14 @@ def _memory(report: Report, share: float) -> str:
     )
 
 
-def _queues(report: Report) -> dict[str, float]:
-    engines = report["timing"]["engines"].items()
-    return {name: engine["share"] for name, engine in engines if name.startswith(_DMA)}
+def _busy(report: Report, queues: bool) -> dict[str, float]:
+    """The shares of the step in which queues are busy, or engines."""
+    found = report["timing"]["engines"].items()
+    return {name: one["share"] for name, one in found if name.startswith(_DMA) == queues}
 
 
 def _queues_text(report: Report) -> str:
-    busy = _queues(report).items()
+    busy = _busy(report, queues=True).items()
     return ", ".join(f"{name} {share_text(share)}" for name, share in busy) or "none"
 
 

@@ -8,7 +8,7 @@ plain data, so that the screen, `--json` and the page show the same.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ _SECTIONS = ("job", "graph", "mesh", "batch", "memory", "timing", "collectives",
 _NO_SETTINGS = ("output", "cache", "base", "mesh")  # the mesh has a table of its own
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> Report:
     """The report in a file, or `report.json` of a directory. Raises UsageError (SW_REPORT) for
     anything else."""
     file = path / "report.json" if path.is_dir() else path
@@ -63,11 +63,11 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def _refused(message: str) -> UsageError:
     return UsageError(
-        "SW_REPORT", message, None, "give report.json of `run` or `plan --json`, or its directory"
+        "SW_REPORT", message, hint="give report.json of `run` or `plan --json`, or its directory"
     )
 
 
-def side(path: Path, fresh: bool = False) -> dict[str, Any]:
+def side(path: Path, fresh: bool = False) -> Report:
     """The report of one side; a job file is planned, `fresh` without what is stored, and with
     what fits it best where the file does not say. Raises what reading and planning raise."""
     if path.suffix != ".toml":
@@ -78,7 +78,7 @@ def side(path: Path, fresh: bool = False) -> dict[str, Any]:
     return plan_cache.plan(compared(config.load(path, anew)))
 
 
-def compare(a: Report, b: Report) -> dict[str, Any]:
+def compare(a: Report, b: Report) -> Facts:
     """What is different in `b`; quantities as `{name, a, b}`, everything else as lists."""
     return {
         "names": [title(a), title(b)],
@@ -110,7 +110,7 @@ def title(report: Report) -> str:
     return f"{text}, auto: {chosen}" if chosen else text
 
 
-def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
+def _settings(a: Report, b: Report) -> Iterable[Facts]:
     for table in dict.fromkeys((*a, *b)):
         first, second = a.get(table, {}), b.get(table, {})
         if table in _NO_SETTINGS or not (isinstance(first, dict) and isinstance(second, dict)):
@@ -120,7 +120,7 @@ def _settings(a: Report, b: Report) -> Iterable[dict[str, Any]]:
                 yield {"key": f"{table}.{key}", "a": first.get(key), "b": second.get(key)}
 
 
-def _summary(a: Report, b: Report) -> list[dict[str, Any]]:
+def _summary(a: Report, b: Report) -> Sequence[Facts]:
     rows = []
     for name, (section, _, _) in SUMMARY.items():
         first, second = ((report[section] if section else report)[name] for report in (a, b))
@@ -139,7 +139,7 @@ def _basis(report: Report) -> tuple[Any, ...]:
     return price.get("kind"), price.get("given")
 
 
-def _both(a: Mapping[str, int], b: Mapping[str, int], absent: int = 0) -> list[dict[str, Any]]:
+def _both(a: Mapping[str, int], b: Mapping[str, int], absent: int = 0) -> list[Facts]:
     """Amounts by name, those that are nothing in both left out."""
     rows = (
         {"name": name, "a": a.get(name, absent), "b": b.get(name, absent)}
@@ -148,7 +148,7 @@ def _both(a: Mapping[str, int], b: Mapping[str, int], absent: int = 0) -> list[d
     return [row for row in rows if row["a"] != absent or row["b"] != absent]
 
 
-def _collectives(a: Report, b: Report) -> list[dict[str, Any]]:
+def _collectives(a: Report, b: Report) -> list[Facts]:
     """Kinds of collectives over an axis in numbers, bytes and times, where they differ."""
     first, second = _by_kind(a["collectives"]), _by_kind(b["collectives"])
     none = dict.fromkeys(_MOVED, 0)
@@ -213,7 +213,8 @@ def change(row: Facts) -> str:
     return f"x {times:,.0f}" if times >= _MANY else change_text(times - 1)
 
 
-Part = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+Cells = tuple[str, ...]
+Part = tuple[str, Cells, list[Cells]]
 """Caption, columns, rows."""
 
 
@@ -238,20 +239,20 @@ def tables(found: Facts) -> list[Part]:
     return [part for part in parts if part[2]]
 
 
-def _setting(row: Facts) -> tuple[str, ...]:
+def _setting(row: Facts) -> Cells:
     return row["key"], plain(row["a"]), plain(row["b"])
 
 
-def _summed(row: Facts, unit: str) -> tuple[str, ...]:
+def _summed(row: Facts, unit: str) -> Cells:
     _, name, text = SUMMARY[row["name"]]
     return _row({**row, "name": name.format(unit)}, text)
 
 
-def _row(row: Facts, text: Callable[[Any], str]) -> tuple[str, ...]:
+def _row(row: Facts, text: Callable[[Any], str]) -> Cells:
     return row["name"], text(row["a"]), text(row["b"]), change(row)
 
 
-def _moved(rows: Iterable[Facts]) -> list[tuple[str, ...]]:
+def _moved(rows: Iterable[Facts]) -> list[Cells]:
     def text(one: Mapping[str, int]) -> str:
         return f"{one['count']}, {ps_text(one['time_ps'])}, {ps_text(one['exposed_ps'])}"
 

@@ -6,8 +6,6 @@ and no plan, so they are put on a report when it is shown, also on a stored one.
 
 from __future__ import annotations
 
-from typing import Any
-
 from shardwright.compiler.machine.target import PRICE_KINDS, Fact, Target
 from shardwright.orchestrator.config.purchase import PriceConfig
 from shardwright.orchestrator.report.text import Facts
@@ -20,7 +18,7 @@ USD_TOKENS = 1e6
 S_PER_HOUR = 3600.0
 
 
-def price_of(target: Target, name: str, asked: PriceConfig) -> dict[str, Any]:
+def price_of(target: Target, name: str, asked: PriceConfig) -> Facts:
     """The price of an instance of a machine, which the job calls `name`, of the kind that is asked
     for: None where it has none of that kind, and which kinds are published for it. `date` and
     `region` are of the list it is taken from."""
@@ -45,7 +43,7 @@ def price_of(target: Target, name: str, asked: PriceConfig) -> dict[str, Any]:
     }
 
 
-def cost_section(price: Facts, instances: int, step_s: float, tokens: int) -> dict[str, Any]:
+def cost_section(price: Facts, instances: int, step_s: float, tokens: int) -> Facts:
     """Dollars of a step of so many tokens on all instances; None without a price."""
     if price["usd_per_hour"] is None:
         return dict.fromkeys(("usd_per_hour", "usd_per_step", "usd_per_1e6_tokens"))

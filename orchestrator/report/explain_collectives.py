@@ -10,26 +10,25 @@ from typing import Any
 
 from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.report.report import collective_rows
 from shardwright.orchestrator.report.sections import titled
 from shardwright.orchestrator.report.text import Facts, Report, seconds_text, share_text, size_text
+from shardwright.orchestrator.road.build import build
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.timing import step_of, time_programs
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.terminal import terminal
+from shardwright.sim_cluster.network.network import Network
 
 _SHOWN = 30  # rows on the terminal; `--json` has all
 
 
-def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
+def explain(job: JobConfig, _report: Report) -> list[Facts]:
     """The rows of `collectives`, the most exposed first, with `algorithm_in_full` and
     `alternatives` `[{algorithm, time_ps}]`: one call under the others, the fastest first.
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    from shardwright.orchestrator.report.report import collective_rows
-    from shardwright.orchestrator.road.build import build
-    from shardwright.orchestrator.road.stages import Stages
-    from shardwright.orchestrator.road.timing import step_of, time_programs
-    from shardwright.orchestrator.road.units import unit_service
-    from shardwright.sim_cluster.network.network import Network
-
     with unit_service(job, None) as service:
         built = build(job, service, Stages())
         timing = time_programs(built, built.programs, service).chosen
@@ -46,7 +45,7 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["exposed_ps"], -row["time_ps"]))
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(rows: list[Facts]) -> None:
     """A table; below it, by number, the reasons and the other algorithms."""
     console = terminal.console()
     right = ("bytes", "times", "one takes", "exposed")
@@ -82,7 +81,7 @@ def _reason(row: Facts) -> str:
     return f"{text}. Others: {others}" if others else text
 
 
-def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merged(rows: list[Facts]) -> list[Facts]:
     """Rows that say the same once, with their counts and times added up."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:

@@ -16,8 +16,12 @@ from rich.table import Table
 from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower.explain import Describe, explain_fusion
+from shardwright.compiler.outline import outline
+from shardwright.compiler.passes.pipeline import unit_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.text import Report
+from shardwright.orchestrator.report.text import Facts, Report
+from shardwright.orchestrator.road.build import built_again
 from shardwright.orchestrator.terminal import terminal
 
 _SHOWN = 0.01  # of a function's bytes; smaller kernels are only counted
@@ -26,20 +30,12 @@ _FIRST_REGISTER = 1 << 20  # above every register of a function
 _NUMBERS = ("ops", "MiB moved", "avoided")
 
 
-def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
+def explain(job: JobConfig, _report: Report) -> Sequence[Facts]:
     """One entry per distinct function of the job: name and kernels, largest traffic first.
 
     Raises the DiagnosticError of the stage that refuses.
     """
-    from shardwright.compiler.outline import outline
-    from shardwright.compiler.passes.pipeline import unit_passes
-    from shardwright.compiler.rewriting.driver import run
-    from shardwright.orchestrator.road.build import build
-    from shardwright.orchestrator.road.stages import Stages
-    from shardwright.orchestrator.road.units import unit_service
-
-    with unit_service(job, None) as service:
-        built = build(job, service, Stages())
+    built = built_again(job)
     target = built.layout.target
     options = replace(job.compiler, lnc=target.lnc)
     passes, oracle = unit_passes(options, target.core.generation), LogicalCore(target, options)
@@ -61,7 +57,7 @@ def notes_of(core: LogicalCore) -> Describe:
     return describe
 
 
-def _entry(story: Any) -> dict[str, Any]:
+def _entry(story: Any) -> Facts:
     return {
         "kernel": story.name,
         "location": f"{story.loc.file}:{story.loc.line}",
@@ -76,7 +72,7 @@ def _entry(story: Any) -> dict[str, Any]:
     }
 
 
-def show(functions: list[dict[str, Any]]) -> None:
+def show(functions: list[Facts]) -> None:
     """The explanation as one table per function that moves at least 1 % of all bytes."""
     console = terminal.console()
     total = sum(_moved(f) for f in functions)
@@ -85,11 +81,11 @@ def show(functions: list[dict[str, Any]]) -> None:
             console.print(_table(one))
 
 
-def _moved(function: dict[str, Any]) -> int:
+def _moved(function: Facts) -> int:
     return sum(k["moved_bytes"] for k in function["kernels"])
 
 
-def _table(function: dict[str, Any]) -> Table:
+def _table(function: Facts) -> Table:
     moved, rows = _moved(function), function["kernels"]
     shown = [r for r in rows if r["moved_bytes"] >= _SHOWN * moved]
     title = f"{function['function']}: {len(rows)} kernels move {moved / _MIB:,.1f} MiB per call"

@@ -46,7 +46,7 @@ Rows = Iterator[tuple[str, str, str]]
 """Figures: name, value as the screen shows it, how it arises."""
 
 
-def explain(_job: JobConfig, report: Report, line: str) -> dict[str, Any]:
+def explain(_job: JobConfig, report: Report, line: str) -> Facts:
     """`{line, rows}`, a row being `{name, value, how}`."""
     rows = _LINES[line](report)
     return {

@@ -6,21 +6,18 @@ The job's programs are timed again with every figure lower and higher; nothing i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.text import Report, change_text, share_text
-from shardwright.orchestrator.road.build import build
-from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.report.text import Facts, Report, change_text, share_text
+from shardwright.orchestrator.road.build import built_again
 from shardwright.orchestrator.road.timing import step_of
-from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.terminal import terminal
 from shardwright.sim_cluster.timing.sensitivity import SHARE, Moved, sensitivity
 
 LEAST = 1e-3  # of the step; figures that move it less are only counted
 
 
-def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
+def explain(job: JobConfig, _report: Report) -> list[Facts]:
     """One entry per figure, the one that moves the step most first.
 
     Raises the DiagnosticError of the stage that refuses.
@@ -40,12 +37,11 @@ def explain(job: JobConfig, _report: Report) -> list[dict[str, Any]]:
 
 def moved_by(job: JobConfig) -> list[Moved]:
     """How far every figure moves the step of a job."""
-    with unit_service(job, None) as service:
-        built = build(job, service, Stages())
+    built = built_again(job)
     return sensitivity(step_of(built, built.programs), job.cluster.profile)
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def show(rows: Sequence[Facts]) -> None:
     """The explanation as a table; figures that hardly matter are counted below it."""
     console = terminal.console()
     ends = (f"{-100 * SHARE:+.0f} %", f"{100 * SHARE:+.0f} %")

@@ -11,24 +11,23 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.text import Report, share_text
+from shardwright.orchestrator.report.text import Facts, Report, share_text
+from shardwright.orchestrator.road.build import partition_unit, planned
+from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.terminal import terminal
+from shardwright.sharding.cut.pipeline.balance import by_stage
+from shardwright.sharding.explain import explain_sharding
 
 _NUMBERS = ("KiB", "times")
 _SHOWN = 60  # rows of a table on the terminal; `--json` has all
 
 
-def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]:
+def explain(job: JobConfig, _report: Report, tensor: str = "") -> Facts:
     """Tensors and collectives of a job; those that `tensor` names, or all leaves and collectives.
 
     Raises UsageError when nothing has that name, and the DiagnosticError of the stage that refuses.
     """
-    from shardwright.orchestrator.road.build import partition_unit, planned
-    from shardwright.orchestrator.road.stages import Stages
-    from shardwright.orchestrator.road.units import unit_service
-    from shardwright.sharding.cut.pipeline.balance import by_stage
-    from shardwright.sharding.explain import explain_sharding
-
     with unit_service(job, None) as service:
         ready = planned(job, service, Stages())
         unit = partition_unit(job, ready.layout, service)
@@ -38,8 +37,7 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]
         raise UsageError(
             "SW_EXPLAIN",
             f"--explain sharding requires a leaf, an op or a place of the step, got {tensor}",
-            None,
-            "for example params/lm_head, dot_general or model.py:12",
+            hint="for example params/lm_head, dot_general or model.py:12",
         )
     return {
         "tensors": list(map(_plain, found.tensors)),
@@ -48,11 +46,11 @@ def explain(job: JobConfig, _report: Report, tensor: str = "") -> dict[str, Any]
     }
 
 
-def _plain(row: Any) -> dict[str, Any]:
+def _plain(row: Any) -> Facts:
     return asdict(row) | {"loc": f"{row.loc.file}:{row.loc.line}" if row.loc.file else ""}
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: Facts) -> None:
     """Both tables on the terminal."""
     console = terminal.console()
     columns = ("tensor", "where", "type", "layout", "decided by")

@@ -29,7 +29,7 @@ _SHOWN = 25  # rows of a table on the terminal; `--json` has all
 _LEAST = 5e-4  # of the step: less is 0.0 %
 
 
-def explain(_job: JobConfig, report: Report) -> dict[str, Any]:
+def explain(_job: JobConfig, report: Report) -> Facts:
     """`{step_time_ps, functions, lines}`, the longest first: a function with its own breakdown, a
     line with its engines, operations and bytes. What is no code is a line of its category."""
     functions = [{k: v for k, v in row.items() if k != "kernels"} for row in report["functions"]]
@@ -42,7 +42,7 @@ def explain(_job: JobConfig, report: Report) -> dict[str, Any]:
     }
 
 
-def _code_lines(report: Report) -> Iterator[dict[str, Any]]:
+def _code_lines(report: Report) -> Iterator[Facts]:
     found: dict[str, dict[str, Any]] = {}
     for function in report["functions"]:
         left = sum(function["breakdown_ps"].get(category, 0) for category in CODE)
@@ -66,7 +66,7 @@ def _add(found: dict[str, dict[str, Any]], kernel: Facts) -> None:
         row[key] += kernel[key]
 
 
-def _waits(report: Report) -> Iterator[dict[str, Any]]:
+def _waits(report: Report) -> Iterator[Facts]:
     for category, ps in report["timing"]["breakdown_ps"].items():
         if category not in CODE and ps:
             yield {"line": "", "what": category, "time_ps": ps} | {
@@ -88,7 +88,7 @@ def show(section: Facts) -> None:
     console.print(_lines(lines, total, section["physical_cores"]))
 
 
-def _functions(rows: list[dict[str, Any]], total: int) -> Table:
+def _functions(rows: list[Facts], total: int) -> Table:
     title = "where the step goes, by function"
     table = terminal.table("function", title=title, overflow="fold")
     for name in ("calls", "time", "of step", "compute", "memory", "waits"):
@@ -106,7 +106,7 @@ def _functions(rows: list[dict[str, Any]], total: int) -> Table:
     return table
 
 
-def _lines(rows: list[dict[str, Any]], total: int, cores: int) -> Table:
+def _lines(rows: list[Facts], total: int, cores: int) -> Table:
     """The busiest engine of a line is busy a share of the step, on all physical cores: beside the
     line's own time it may be more, since its work begins while the line before is still at work."""
     table = terminal.table("line", "what", title="by source line", overflow="fold")

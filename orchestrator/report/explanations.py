@@ -15,6 +15,7 @@ from typing import Any
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.report.text import Report
 from shardwright.orchestrator.terminal.terminal import say_json
 
 
@@ -79,8 +80,7 @@ def check(words: Sequence[str]) -> None:
         raise UsageError(
             "SW_USAGE",
             f"--explain requires one of {', '.join(_HEADS.values())}, got {' '.join(words)}",
-            None,
-            did_you_mean(words[0], EXPLANATIONS, "put the job file in front of --explain"),
+            hint=did_you_mean(words[0], EXPLANATIONS, "put the job file in front of --explain"),
         )
 
 
@@ -94,9 +94,9 @@ def add(words: Sequence[str], job: JobConfig, report: dict[str, Any]) -> None:
 
 def show(
     words: Sequence[str],
-    report: dict[str, Any],
+    report: Report,
     as_json: bool,
-    screen: Callable[[dict[str, Any]], None],
+    screen: Callable[[Report], None],
 ) -> None:
     """The report as JSON, or the screen and below it what was explained."""
     if as_json:

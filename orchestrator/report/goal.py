@@ -41,7 +41,7 @@ def answer(
     instances: int,
     usd_per_hour: float | None,
     fits: bool,
-) -> dict[str, Any]:
+) -> Facts:
     """How long and for how much a job that gets on like that takes (`usd_per_hour` of all
     instances), and how much of both is left (below 0: missing). None is what nobody asked for, or
     what cannot be said: dollars without a price, days of a job that never gets on. `met` is None
@@ -91,8 +91,13 @@ def answer(
 
 def shortfall(found: Facts) -> float:
     """How many times as long, or as dear, as it may be, whichever is more: above 1 it is missed."""
+    return max(_shares(found))
+
+
+def _shares(found: Facts) -> tuple[float, float]:
+    """What is taken of the time, and of the money, that there is."""
     time = _times(found["days"], _days(found["deadline_s"]))
-    return max(time, _times(found["usd"], found["budget_usd"]))
+    return time, _times(found["usd"], found["budget_usd"])
 
 
 def _up(number: float) -> int:
@@ -131,9 +136,8 @@ def doubts(report: Report) -> str:
     if codes := refusals(report):
         told.append(f"neuronx-cc would refuse this step, {', '.join(codes)}")
     slow = timing["band_s"][1] / timing["step_time_s"]
-    times = _times(found["days"], _days(found["deadline_s"])) * slow
-    dear = _times(found["usd"], found["budget_usd"]) * slow > 1
-    if slow > 1 and (times > 1 or dear):
+    times, dear = (share * slow for share in _shares(found))
+    if slow > 1 and (times > 1 or dear > 1):
         text = f"at the slow end of the band it takes {long_text(found['days'] * slow * S_PER_DAY)}"
         if not found["met"] and times > 1:
             count = _up(report["job"]["cluster"]["instances"] * times)

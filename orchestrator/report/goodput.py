@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from shardwright.compiler.machine.target import PS_PER_S, Fact
 from shardwright.orchestrator.config.config import GoodputConfig
+from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.build import Built
 from shardwright.sim_cluster.timing.step_time import StepTiming
 
@@ -78,7 +78,7 @@ def assumed(given: GoodputConfig) -> dict[str, Fact]:
     return {f"goodput.{n}": Fact(getattr(given, n), "unknown", UNKNOWN[n]) for n in names}
 
 
-def goodput_section(built: Built, timing: StepTiming) -> dict[str, Any]:
+def goodput_section(built: Built, timing: StepTiming) -> Facts:
     """Goodput of a job: with the interval that was asked for, or the best one in whole steps."""
     given, instances = built.job.goodput, built.job.cluster.instances
     buffers = built.plan.step.buffers.values()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from shardwright.compiler.program import BufferInfo
 from shardwright.orchestrator.report.goodput import SAVED_ROLES
+from shardwright.orchestrator.report.text import Facts
 
 
-def role_rows(buffers: Iterable[BufferInfo]) -> list[dict[str, Any]]:
+def role_rows(buffers: Iterable[BufferInfo]) -> list[Facts]:
     """Per role of state, the paths below which every leaf has it: `{role, paths, leaves,
     elements}`."""
     state = [b for b in buffers if b.role in SAVED_ROLES and b.initial == "given"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
 
 from shardwright.compiler.machine.target import Fact, Target
 from shardwright.orchestrator.config.config import JobConfig, recipe_job
+from shardwright.orchestrator.report.text import Facts
 from shardwright.sharding.settings import DISTRIBUTED_OPTIMIZER, MANUAL, StrategySettings
 from shardwright.sharding.strategies.decisions import SHARD_AXES
 from shardwright.sim_cluster.calibration import constants
@@ -191,7 +191,7 @@ STATEMENTS = (
 
 def limits_section(
     about: Asked, profile: str, goodput: Mapping[str, Fact], transfers: bool = False
-) -> dict[str, Any]:
+) -> Facts:
     """The block of the report: what it cannot tell, and the figures that no page documents, those
     of `goodput` last; `transfers`: whether the step uses the host's link.
     """

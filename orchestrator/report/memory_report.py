@@ -17,7 +17,7 @@ from shardwright.orchestrator.changes.change import changed
 from shardwright.orchestrator.changes.rules import saving
 from shardwright.orchestrator.changes.situation import situation_of
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.report.text import Report, size_text
+from shardwright.orchestrator.report.text import Facts, Report, size_text
 from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.road.bundling import compiled_footprints
 from shardwright.orchestrator.road.fitting import estimates
@@ -33,7 +33,7 @@ _PER_PROGRAM = 5  # positions of a program on the screen
 _OF_A_MOMENT = ("program", "position", "what", "repeats", "live_bytes")
 
 
-def memory_section(built: Built) -> dict[str, Any]:
+def memory_section(built: Built) -> Facts:
     """Memory per core after compilation: exact named buffers and arenas, and the timeline."""
     target, before = built.layout.target, built.plan.footprint
     stages = compiled_footprints(built)
@@ -74,7 +74,7 @@ def _highest(timeline: Sequence[Moment]) -> Iterator[Moment]:
             yield max(moments[first : first + size], key=lambda moment: moment.live_bytes)
 
 
-def explain(job: JobConfig, report: Report) -> dict[str, Any]:
+def explain(job: JobConfig, report: Report) -> Facts:
     """The section of the report, with `suggestions`: every change that is expected to save memory,
     `{change, saves_bytes, peak_bytes, fits}`, what saves most first."""
     memory: dict[str, Any] = report["memory"]
@@ -89,7 +89,7 @@ def explain(job: JobConfig, report: Report) -> dict[str, Any]:
     return memory | {"suggestions": sorted(rows, key=lambda row: -row["saves_bytes"])}
 
 
-def show(memory: dict[str, Any]) -> None:
+def show(memory: Facts) -> None:
     """The timeline, the tensors at the peak and what would help, on the terminal."""
     console = terminal.console()
     console.print(_timeline(memory))
@@ -98,7 +98,7 @@ def show(memory: dict[str, Any]) -> None:
         console.print(_changes(memory["suggestions"]))
 
 
-def _timeline(memory: dict[str, Any]) -> Table:
+def _timeline(memory: Facts) -> Table:
     """The highest positions of every program, in order; bars show what named buffers leave."""
     named = sum(memory["argument_bytes"].values())
     title = f"bytes in use over the step, named buffers {size_text(named)}"
@@ -116,7 +116,7 @@ def _timeline(memory: dict[str, Any]) -> Table:
     return table
 
 
-def _tensors(memory: dict[str, Any]) -> Table:
+def _tensors(memory: Facts) -> Table:
     title = f"largest tensors at the peak, in {memory['peak_program']}"
     table = terminal.table("tensor", "category", "bytes", "where", title=title, right=("bytes",))
     for row in memory["largest"]:
@@ -125,7 +125,7 @@ def _tensors(memory: dict[str, Any]) -> Table:
     return table
 
 
-def _changes(rows: list[dict[str, Any]]) -> Table:
+def _changes(rows: list[Facts]) -> Table:
     right = ("saves", "peak then", "fits")
     title = "what would save memory (estimated before compiling)"
     table = terminal.table("change", *right, title=title, right=right)

@@ -26,7 +26,7 @@ _ALWAYS = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """A section, and what it counts: parts of higher numbers are left out first, and of more than
     `most` lines (0: all) the rest is cut."""
 
@@ -101,28 +101,36 @@ def _tool(report: Report) -> Said:
     yield "answered", f"in {waited_s:.1f} s: {parts}"
 
 
+ASKED = (
+    Part(sections.job),
+    Part(sections.roles, 1, most=2),
+    Part(sections.logical_cores, 2),
+    Part(sections.placement, 5),
+    Part(sections.streams, 4),
+    Part(sections.compiler, 7),
+)
+"""What was planned or run."""
+ANSWERED = (
+    Part(sections.memory),
+    Part(sections.auto, 1, most=2),
+    Part(sections.timing),
+    Part(sections.stages, 3),
+    Part(sections.rates),
+    Part(sections.cost),
+    Part(sections.goal),
+    Part(sections.goodput, 6),
+    Part(sections.faults, 1),
+    Part(sections.limited_by, most=2),
+    Part(sections.confidence, most=3),
+)
+"""What it came to."""
 _PARTS = (
-    _Part(sections.job),
-    _Part(sections.roles, 1, most=2),
-    _Part(sections.logical_cores, 2),
-    _Part(sections.placement, 5),
-    _Part(sections.streams, 4),
-    _Part(sections.compiler, 7),
-    _Part(sections.memory),
-    _Part(sections.auto, 1, most=2),
-    _Part(sections.timing),
-    _Part(sections.stages, 3),
-    _Part(sections.rates),
-    _Part(sections.cost),
-    _Part(sections.goal),
-    _Part(sections.goodput, 6),
-    _Part(sections.faults, 1),
-    _Part(sections.limited_by, most=2),
-    _Part(sections.confidence, most=3),
-    _Part(whats_next, most=4),
-    _Part(sections.findings, 2, most=5),
-    _Part(sections.stored, 6, most=3),
-    _Part(sections.stored_units, 8, most=3),
-    _Part(_tool, 8, most=1),
-    _Part(sections.verdict),
+    *ASKED,
+    *ANSWERED,
+    Part(whats_next, most=4),
+    Part(sections.findings, 2, most=5),
+    Part(sections.stored, 6, most=3),
+    Part(sections.stored_units, 8, most=3),
+    Part(_tool, 8, most=1),
+    Part(sections.verdict),
 )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.opdef import OPS
@@ -22,6 +21,7 @@ from shardwright.compiler.neff.schedule import run_counts
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.orchestrator.report.hidden import attention_flops, levels
+from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.build import Built
 
 TRAINED = 3  # a backward pass has two contractions per contraction of the forward pass
@@ -41,7 +41,7 @@ class StepFlops:
     executed: int
     attention: str
 
-    def rates(self, seconds: float, peak: float) -> dict[str, Any]:
+    def rates(self, seconds: float, peak: float) -> Facts:
         """The rates of a step of so many seconds on cores of that peak, in FLOP/s."""
         counts = asdict(self)
         attention = counts.pop("attention")

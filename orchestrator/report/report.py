@@ -67,8 +67,8 @@ def base_report(
         "resolved": resolved_keys(built, goodput),
         "provenance": provenance(stages),
         "graph": graph_section(built),
-        "mesh": dict(built.layout.mesh.sizes),
-        "cores": built.layout.mesh.num_cores,
+        "mesh": dict(layout.mesh.sizes),
+        "cores": layout.mesh.num_cores,
         "batch": batch_section(built),
         "logical_cores": logical_cores(built, timing),
         "placement": placement_section(built),
@@ -94,10 +94,10 @@ def base_report(
             any(use.call.is_transfer for use in timing.collectives),
         ),
     }
-    return bought(report | {"bottleneck": bottleneck(report)}, built.job, built.layout.target)
+    return bought(report | {"bottleneck": bottleneck(report)}, built.job, layout.target)
 
 
-def pipeline_section(built: Built) -> dict[str, Any]:
+def pipeline_section(built: Built) -> Facts:
     """How the model is shared out over stages; empty without a pipeline."""
     parts, stages = built.plan.parts, len(built.plan.step.schedules)
     if not parts:
@@ -112,7 +112,7 @@ def pipeline_section(built: Built) -> dict[str, Any]:
     }
 
 
-def provenance(stages: Stages) -> dict[str, Any]:
+def provenance(stages: Stages) -> Facts:
     """Versions, and where the time of the tool itself went."""
     packages = ("jax", "jaxlib", "numpy", "ray", "optax", "msgpack", "zstandard")
     return {
@@ -123,7 +123,7 @@ def provenance(stages: Stages) -> dict[str, Any]:
     }
 
 
-def graph_section(built: Built) -> dict[str, Any]:
+def graph_section(built: Built) -> Facts:
     """Size of the captured step; `params` are the model's, `flops_per_step` counts every op of the
     graph, recomputation included, `product_types` shares out those of contractions."""
     parameters = [b.global_type for b in built.plan.step.buffers.values() if b.role == "parameter"]
@@ -151,7 +151,7 @@ def batch_section(built: Built) -> dict[str, int]:
     }
 
 
-def logical_cores(built: Built, timing: StepTiming) -> dict[str, Any]:
+def logical_cores(built: Built, timing: StepTiming) -> Facts:
     """What a core of this report is, and how its physical cores share the work: kernels that both
     compute, kernels that one computes alone, and the time of those in a step.
     """
@@ -168,7 +168,7 @@ def logical_cores(built: Built, timing: StepTiming) -> dict[str, Any]:
     }
 
 
-def placement_section(built: Built) -> dict[str, Any]:
+def placement_section(built: Built) -> Facts:
     """Which cores the axes of the mesh lie on, and why."""
     mesh, layout = built.plan.mesh, built.layout
     placed = place_mesh(built.placement, mesh.sizes, layout.topology)
@@ -182,7 +182,7 @@ def placement_section(built: Built) -> dict[str, Any]:
     }
 
 
-def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
+def program_rows(built: Built, neff_bytes: Mapping[str, int]) -> list[Facts]:
     """One row per NEFF."""
     stages = {p.name: p.stage for p in built.plan.step.programs}
     return [
@@ -235,15 +235,14 @@ def _idle_stages(built: Built) -> Iterator[Diagnostic]:
     yield Diagnostic(
         "SW_PIPELINE_BUBBLE",
         f"{count} {plural} {stages} stages waiting for each other {waits[count]} of the step",
-        None,
-        f"set strategy.global_batch: {more}",
-        "note",
+        hint=f"set strategy.global_batch: {more}",
+        severity="note",
     )
 
 
 def timing_section(
     built: Built, timing: StepTiming, timings: Mapping[str, StepTiming], trust: Confidence
-) -> dict[str, Any]:
+) -> Facts:
     """Step time, band, breakdown, rates.
 
     MFU divides by the published bf16 peak of the cores.
@@ -281,7 +280,7 @@ def timing_section(
     }
 
 
-def published_section(target: Target, attention: str, mfu: float) -> dict[str, Any] | None:
+def published_section(target: Target, attention: str, mfu: float) -> Facts | None:
     """The best published run of a machine and a kind of model, and how many times its MFU ours is;
     None where none is in the set."""
     best = best_run(target, attention)
@@ -303,7 +302,7 @@ def band(
     return [min(times), slowest]
 
 
-def fault_section(built: Built, timings: Timings) -> dict[str, Any]:
+def fault_section(built: Built, timings: Timings) -> Facts:
     """What the faults of the cluster cost; nothing for a healthy one."""
     if timings.healthy is None:
         return {}
@@ -338,7 +337,7 @@ def collective_rows(timing: StepTiming, mesh: Mesh) -> list[dict[str, Any]]:
     ]
 
 
-def stream_section(built: Built, timing: StepTiming) -> dict[str, Any]:
+def stream_section(built: Built, timing: StepTiming) -> Facts:
     """What runs on each stream of a core, and in which DMA packets it and compute move."""
     packets, mesh = built.layout.packets, built.plan.mesh
     rows = []

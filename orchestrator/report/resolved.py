@@ -21,7 +21,7 @@ _OPEN = (0, AUTO, "auto")
 """Values that leave the choice to us, of the keys that `resolved_keys` knows."""
 
 
-def resolved_keys(built: Built, goodput: Facts) -> dict[str, dict[str, Any]]:
+def resolved_keys(built: Built, goodput: Facts) -> dict[str, Facts]:
     """`{key: {value, why}}` of the keys of the job that say nothing, in the order of its tables."""
     job, layout = built.job, built.layout
     strategy = job.strategy
@@ -70,7 +70,7 @@ def _of_model(job: JobConfig, tokens: int) -> dict[str, tuple[Any, str]]:
     return {"model.seq_len": (tokens, length), "model.dtype": dtype, "model.generator": generator}
 
 
-def resolved_job(report: Report) -> dict[str, Any]:
+def resolved_job(report: Report) -> Facts:
     """The job of a report, table by table, with what was chosen in place of what was left open;
     as it was asked for, of reports that do not say what was chosen."""
     tables = dict(report["job"])

@@ -5,59 +5,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from shardwright.orchestrator.report import sections
-from shardwright.orchestrator.report.plan_screen import WIDTH, screen_lines
+from shardwright.orchestrator.report.plan_screen import ANSWERED, ASKED, WIDTH, screen_lines
 from shardwright.orchestrator.report.sections import Said, What
 from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.text_plots import lines
 
 _UNITS_PER_LINE = 3
-_BEFORE_UNITS = (
-    sections.job,
-    sections.roles,
-    sections.logical_cores,
-    sections.placement,
-    sections.streams,
-    sections.compiler,
-)
-_SECTIONS = (
-    sections.memory,
-    sections.auto,
-    sections.timing,
-    sections.stages,
-    sections.rates,
-    sections.cost,
-    sections.goal,
-    sections.goodput,
-    sections.faults,
-    sections.limited_by,
-    sections.confidence,
-)
 
 
-def run_screen(report: dict[str, Any]) -> None:
+def run_screen(report: Report) -> None:
     """The screen at the end of `run`."""
     console = terminal.console()
     _print(console, _failure(report))
     for line in sections.headline(report, console.width):
         console.print(line, soft_wrap=True)
-    for section in _BEFORE_UNITS:
-        _print(console, section(report))
+    for part in ASKED:
+        _print(console, part.section(report))
     _units(console, report)
     _print(console, sections.stored_units(report))
     losses = report["numerics"]["losses"]
     if len(losses) > 1:
         console.print(loss_plot(losses))
     _print(console, _values(report))
-    for section in _SECTIONS:
-        _print(console, section(report))
+    for part in ANSWERED:
+        _print(console, part.section(report))
     console.print(Text.assemble(("what this cannot tell you", "bold"), " (report.json says more)"))
     unsaid = ", ".join(one["short"] for one in report["limits"]["cannot_tell"])
     _print(console, [("", unsaid)])
@@ -108,7 +86,7 @@ def _drawn(report: Report) -> str:
     return f" Random numbers drawn from {keys[0]} are others for a micro-batch than for all of it."
 
 
-def _judged(numerics: Facts) -> Iterator[tuple[dict[str, Any], str, str]]:
+def _judged(numerics: Facts) -> Iterator[tuple[Facts, str, str]]:
     """What has passed or failed: the figures, its name, and what to look at when it failed."""
     loss, leaf = numerics["worst_loss"], numerics["worst_param_error"]
     if leaf is not None:
@@ -126,7 +104,7 @@ def _print(console: Console, said: Iterable[tuple[str, What]]) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _units(console: Console, report: dict[str, Any]) -> None:
+def _units(console: Console, report: Report) -> None:
     rows = report["units"]
     computed = sum(1 for r in rows if r["cache"] == "miss")
     note = f"{computed} run, {len(rows) - computed} from the cache"
@@ -167,7 +145,7 @@ def _values(report: Report) -> Said:
         yield "", f"instructions (L0) from kernels (L1): {_apart(worst)}"
 
 
-def _apart(found: dict[str, Any]) -> str:
+def _apart(found: Facts) -> str:
     error = found.get("note") or f"{found['error']:.1e}"
     return f"{error}, allowed {found['allowed']:.1e}"
 

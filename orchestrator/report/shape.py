@@ -121,12 +121,6 @@ _PUBLISHED = _open(
 )
 
 
-def _is_published(value: Any) -> bool:
-    if value is not None:
-        _PUBLISHED.require(value, "report.timing.published")
-    return True
-
-
 _TIMING = _open(
     {
         TEXT: "profile confidence confidence_why",
@@ -139,7 +133,7 @@ _TIMING = _open(
         "mfu_causal": AMOUNT,
         "attention": one_of("causal", "full", "none"),
         "flops": _open({AMOUNT: "model causal captured executed"}),
-        "published": Rule("a published run or null", _is_published),
+        "published": _maybe("a published run or null", _PUBLISHED),
     },
     band_s=several(POSITIVE, 2, 2),
     hidden_ps=Entries(FIGURE),
@@ -318,7 +312,7 @@ _GOAL = _open(
         MAYBE: "slack_days slack_usd",
         FLAG: "fits",
     },
-    met=Rule("true, false or null", lambda v: v is None or type(v) is bool),
+    met=_maybe("true, false or null", FLAG),
     needs=_maybe(
         "what would meet a goal, or null",
         _open(

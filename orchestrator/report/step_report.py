@@ -14,6 +14,7 @@ from typing import Any
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.isa.kernel import KernelProgram
 from shardwright.compiler.isa.program import Function, Program
+from shardwright.orchestrator.report.text import Facts
 from shardwright.sim_cluster.timing.step_parts import FunctionTime, StepParts
 
 FUNCTIONS = 100
@@ -22,13 +23,13 @@ _CODE = ("compute", "memory")
 _EVENTS = ("collective_start", "collective_wait")
 
 
-def function_rows(parts: StepParts, programs: Mapping[str, Program]) -> list[dict[str, Any]]:
+def function_rows(parts: StepParts, programs: Mapping[str, Program]) -> list[Facts]:
     """What every function of the last-finishing core takes, the longest first."""
     rows = [_function(time, programs) for time in parts.functions]
     return _bounded(rows, FUNCTIONS, "functions")
 
 
-def _function(time: FunctionTime, programs: Mapping[str, Program]) -> dict[str, Any]:
+def _function(time: FunctionTime, programs: Mapping[str, Program]) -> Facts:
     if time.number < 0:
         name = "launch" if time.program else "wait for other stages"
         return _row(time, name, [])
@@ -39,7 +40,7 @@ def _function(time: FunctionTime, programs: Mapping[str, Program]) -> dict[str, 
     return _row(time, function.name, kernels)
 
 
-def _row(time: FunctionTime, name: str, kernels: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(time: FunctionTime, name: str, kernels: list[Facts]) -> Facts:
     return {
         "program": time.program,
         "function": name,
@@ -55,7 +56,7 @@ def _row(time: FunctionTime, name: str, kernels: list[dict[str, Any]]) -> dict[s
 
 def _kernels(
     time: FunctionTime, function: Function, program: Program, code_ps: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Facts]:
     """The kernels of all calls. What the calls took is shared out by what a call takes alone."""
     whole = sum(k.duration_ps for k in time.kernels) or 1
     passed = 0
@@ -84,7 +85,7 @@ def flops(kernel: KernelProgram) -> int:
     return total
 
 
-def _bounded(rows: list[dict[str, Any]], most: int, what: str) -> list[dict[str, Any]]:
+def _bounded(rows: list[Facts], most: int, what: str) -> list[Facts]:
     """The first rows, and the sum of the others as one."""
     if len(rows) <= most:
         return rows
@@ -106,7 +107,7 @@ def _sum(values: Sequence[Any], text: str) -> Any:
     return text
 
 
-def step_chart(parts: StepParts) -> list[dict[str, Any]]:
+def step_chart(parts: StepParts) -> list[Facts]:
     """Runs of programs, stage by stage: `[program, first run, number of runs, start, end]`."""
     rows: dict[int, list[list[Any]]] = {}
     for run in parts.runs:
@@ -115,7 +116,7 @@ def step_chart(parts: StepParts) -> list[dict[str, Any]]:
     return [{"stage": stage, "runs": runs} for stage, runs in rows.items()]
 
 
-def timelines(parts: StepParts, programs: Mapping[str, Program]) -> list[dict[str, Any]]:
+def timelines(parts: StepParts, programs: Mapping[str, Program]) -> list[Facts]:
     """One call of the longest functions: slices `[name, start, end]` per track."""
     return [
         {

@@ -3,9 +3,6 @@ chosen for a job by trying."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from shardwright.orchestrator.report.text import (
     Facts,
     Report,
@@ -82,7 +79,7 @@ def chosen_of(report: Report) -> str:
     return _named(auto_values(section)) if section else ""
 
 
-def _named(values: Mapping[str, Any]) -> str:
+def _named(values: Facts) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
@@ -105,7 +102,7 @@ def auto_text(section: Facts, limit_bytes: int) -> str:
     return f"{text}; not {'; '.join(told)}" if told else text
 
 
-def auto_values(section: Facts, row: Facts | None = None) -> dict[str, Any]:
+def auto_values(section: Facts, row: Facts | None = None) -> Facts:
     """What was chosen, or what a candidate has, by the names of the keys that the memory decides
     about, the recomputation first."""
     names = [name for name in ("remat", "micro_batch") if f"strategy.{name}" in section["keys"]]

@@ -11,14 +11,15 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shardwright.collectives.placement import with_atoms
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, ShardingError
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.outline import outline
 from shardwright.compiler.steps import is_recorded, note, within
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.layout import Layout
@@ -26,6 +27,7 @@ from shardwright.orchestrator.road.capture import placed_task
 from shardwright.orchestrator.road.offload import check_offload
 from shardwright.orchestrator.road.parts import Parts, parts_of
 from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.service import Settled, UnitService
 from shardwright.orchestrator.service.unit_errors import UnitFailedError
@@ -39,9 +41,6 @@ from shardwright.sharding.prepare.phantom_replica import (
     needs_phantom,
 )
 from shardwright.sharding.prepare.reroll import Rerolled
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.task import TrainTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +117,12 @@ def candidates(job: JobConfig, layout: Layout) -> tuple[Candidate, ...]:
 def build(job: JobConfig, service: UnitService, stages: Stages) -> Built:
     """Everything up to linked programs. Raises the DiagnosticError of the stage that refuses."""
     return compile_planned(planned(job, service, stages), service, stages)
+
+
+def built_again(job: JobConfig) -> Built:
+    """A job as its report has it, of stored units, for who explains that. Raises as `build`."""
+    with unit_service(job, None) as service:
+        return build(job, service, Stages())
 
 
 def planned(job: JobConfig, service: UnitService, stages: Stages) -> Planned:
@@ -229,8 +234,6 @@ def compile_planned(ready: Planned, service: UnitService, stages: Stages) -> Bui
 
 def compile_parts(ready: Planned, stages: Stages) -> Parts:
     """The compile units of a planned job. Raises CompileError for loops that cannot be cut."""
-    from shardwright.compiler.outline import outline
-
     options = dataclasses.replace(ready.job.compiler, lnc=ready.layout.target.lnc)
     target = ready.layout.target.name
     with stages.timed("outline"):
@@ -253,16 +256,11 @@ def show_functions(parts: Parts, options: CompileOptions) -> None:
 def with_programs(ready: Planned, parts: Parts, settled: Settled, stages: Stages) -> Built:
     """A planned job with the programs of its settled units. Raises the first unit's error."""
     from shardwright.compiler.linking.link import link
+    from shardwright.orchestrator.dump.step import memory_text
 
     with stages.timed("link"):
         programs = link(ready.plan.step, parts.outlined, parts.compiled(settled), parts.target)
     fields = {f.name: getattr(ready, f.name) for f in dataclasses.fields(Planned)}
     built = Built(**fields, programs=programs)
-    note("memory", lambda: _memory(built))
+    note("memory", lambda: memory_text(built))
     return built
-
-
-def _memory(built: Built) -> str:
-    from shardwright.orchestrator.dump.step import memory_text
-
-    return memory_text(built)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.stablehlo import import_with_shardings
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.layout import (
     Layout,
@@ -19,9 +20,6 @@ from shardwright.sharding.partition.partitioned import slots
 from shardwright.sharding.settings import MANUAL
 from shardwright.sharding.strategies.manual import data_ways, user_mesh
 from shardwright.sharding.strategies.ranks import mesh_for_state
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.task import TrainTask
 
 
 def placed_task(job: JobConfig, stages: Stages) -> tuple[Layout, TrainTask]:
@@ -40,9 +38,6 @@ def placed_task(job: JobConfig, stages: Stages) -> tuple[Layout, TrainTask]:
 
 def _read_own_mesh(job: JobConfig, task: TrainTask) -> OwnMesh:
     """What a first capture says, of one sample per core, so that every sharding divides it."""
-    from shardwright.compiler.frontend.capture import capture
-    from shardwright.compiler.frontend.stablehlo import import_with_shardings
-
     captured = capture(task, machine_of(job).cores * job.cluster.instances)
     graph, user = import_with_shardings(captured.artifact, base_dir=job.base)
     return OwnMesh(user_mesh(user), data_ways(graph, slots(captured.inputs), user))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, UsageError
+from shardwright.compiler.diagnostics import DiagnosticError, UsageError
 from shardwright.orchestrator.changes.change import fixed, frugal
 from shardwright.orchestrator.changes.situation import is_ours
 from shardwright.orchestrator.config.config import KEYS, JobConfig
@@ -208,9 +208,8 @@ class _Search:
         if isinstance(error, UsageError) or may_pass(error):
             raise error
         self._error = error
-        told: Diagnostic = error.diagnostic
         row = _row(remat, size, REFUSED)
-        self._rows.append(row | {"code": error.code, "message": told.message})
+        self._rows.append(row | {"code": error.code, "message": error.diagnostic.message})
 
 
 def _row(remat: str, micro_batch: int, status: str) -> dict[str, Any]:

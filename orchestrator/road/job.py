@@ -6,9 +6,7 @@ it back -> time -> values against the unsharded step -> report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from shardwright.orchestrator.dump import dumping
 from shardwright.orchestrator.dump.step import time_text
 from shardwright.orchestrator.report.page.page import PAGE, REPORT, write_report
 from shardwright.orchestrator.report.report import base_report
+from shardwright.orchestrator.report.text import Report
 from shardwright.orchestrator.road.budgets import check_budgets, check_state
 from shardwright.orchestrator.road.build import Built, compile_planned, planned
 from shardwright.orchestrator.road.bundling import compiler_version, manifest_of
@@ -51,7 +50,7 @@ def run_job(
     check_usage(job)
     stages, out = Stages(begun=progress.stage), outputs.prepare(output_folder(job))
     if not job.output.events:
-        job = replace(job, output=replace(job.output, events=str(out / "events.jsonl")))
+        job = job.but({"output.events": str(out / "events.jsonl")})
     # Units first, then hosts of ranks: one Ray for both.
     with RaySession.kept(job.run.hosts):
         with stages.timed("auto") if job.strategy.open_keys else nullcontext():
@@ -78,7 +77,7 @@ def _run(
                 bundle = write_and_load(built, out / "bundle")
             with stages.timed("time"):
                 timings = time_programs(built, bundle.programs, service, traced=True)
-        events = EventLog(Path(job.output.events), service.job)
+        events = EventLog(job.output.events, service.job)
         with stages.timed("values"):
             compared = _values(built, bundle, progress, events, other)
     sizes = program_sizes(bundle)
@@ -109,7 +108,7 @@ def _values(
     return values, reference, other.rounding(built.layout.num_microbatches)
 
 
-def exit_code(report: Mapping[str, Any]) -> int:
+def exit_code(report: Report) -> int:
     """0, or 72 when the values left their bound."""
     return 0 if report["numerics"]["passed"] else 72
 

@@ -11,23 +11,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.reference import (
+    batch_leaves,
+    initial_state,
+    losses_of_parts,
+    run_reference,
+    task_batches,
+)
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.sampled import sample
 from shardwright.compiler.passes.auto_cast import casts_of
 from shardwright.compiler.support.rounding import TIMES, allowed, unit_roundoff
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.config.model import compute_type
+from shardwright.orchestrator.config.model import compute_type, resolve_task
+from shardwright.orchestrator.report.text import Facts
 from shardwright.sharding.partition.partitioned import slots
 from shardwright.sharding.prepare.rewrites import ROUNDED
 from shardwright.sim_cluster.values.result import L0Check, distance
 
 if TYPE_CHECKING:
-    from shardwright.compiler.frontend.task import TrainTask
     from shardwright.orchestrator.values.value_run import Values
 
 Leaves = Mapping[str, np.ndarray]
@@ -85,7 +95,7 @@ class Difference:
         """The error as a part of what is allowed."""
         return self.error / self.allowed
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Facts:
         """All but the name, for the report."""
         return {"error": self.error, "allowed": self.allowed, "note": self.note}
 
@@ -119,6 +129,10 @@ def _step(number: int) -> str:
     return f"step {number}"
 
 
+def _by_step(losses: Iterable[object]) -> dict[str, np.ndarray]:
+    return {_step(n): np.asarray(loss) for n, loss in enumerate(losses, start=1)}
+
+
 def _unordered(given: np.ndarray, wanted: np.ndarray) -> str:
     """Where two arrays differ by more than numbers can, in words."""
     a, b = given.astype(np.float64), wanted.astype(np.float64)
@@ -135,7 +149,7 @@ def numerics_section(
     values: Values,
     reference: Reference | None,
     rounding: Rounding | None = None,
-) -> dict[str, Any]:
+) -> Facts:
     """The comparison with the unsharded run, for the report; without one, that of instructions with
     kernels is left."""
     checks = values.l0.values()
@@ -146,8 +160,8 @@ def numerics_section(
         "losses": list(values.losses),
         "reference_losses": list(reference.losses) if reference else [],
         "worst_loss_error": loss and loss.error,
-        "worst_loss": loss and {"step": loss.name} | loss.figures(),
-        "worst_param_error": leaf and {"leaf": leaf.name} | leaf.figures(),
+        "worst_loss": loss and {"step": loss.name, **loss.figures()},
+        "worst_param_error": leaf and {"leaf": leaf.name, **leaf.figures()},
         "bound": reference.bound if reference else least_bound(job),
         "l0": {name: check.distance for name, check in values.l0.items()},
         "worst_l0": _worst_check(checks),
@@ -159,7 +173,7 @@ def numerics_section(
     }
 
 
-def _parts(reference: Reference, rounding: Rounding | None) -> dict[str, Any] | None:
+def _parts(reference: Reference, rounding: Rounding | None) -> Facts | None:
     """The micro-batches of a step that is no mean over them; None where it may be one."""
     if rounding is None or (parts := rounding.parts) is None:
         return None
@@ -205,7 +219,7 @@ def _first(array: np.ndarray) -> str:
     return f"{first} (and {array.size - 1} more)" if array.size > 1 else first
 
 
-def _worst_check(checks: Iterable[L0Check]) -> dict[str, Any] | None:
+def _worst_check(checks: Iterable[L0Check]) -> Facts | None:
     worst = max(checks, key=lambda check: check.distance / check.allowed, default=None)
     if worst is None:
         return None
@@ -238,13 +252,10 @@ def level_bound(job: JobConfig, dtypes: Iterable[DType]) -> float:
 def run_unsharded(
     job: JobConfig,
     global_batch: int,
-    begun: Callable[[dict[str, np.ndarray]], None] | None = None,
+    begun: Callable[[Leaves], None] | None = None,
 ) -> Reference:
     """The reference of a job: fp32 where the model has that, on one device, on the same batches;
     `begun` is told the first state of the job, in its own type. For a process of its own."""
-    from shardwright.compiler.frontend.reference import initial_state, run_reference
-    from shardwright.orchestrator.config.model import resolve_task
-
     task = resolve_task(job)
     exact = task.full_precision or task
     if begun is not None and exact is not task:
@@ -276,16 +287,6 @@ def measure_rounding(
     The step is drawn `SAMPLES` times; from each state that comes out, the unsharded run goes on to
     its end. A draw that is NaN or infinite elsewhere than the reference says nothing and counts
     for nothing. For a process of its own."""
-    from shardwright.compiler.frontend.capture import capture
-    from shardwright.compiler.frontend.reference import (
-        batch_leaves,
-        initial_state,
-        losses_of_parts,
-        task_batches,
-    )
-    from shardwright.compiler.frontend.stablehlo import import_module
-    from shardwright.orchestrator.config.model import resolve_task
-
     task, run = resolve_task(job), job.run
     captured = capture(task, global_batch, job.base)
     graph = import_module(captured.artifact, base_dir=job.base)
@@ -295,14 +296,13 @@ def measure_rounding(
     inputs = [given[argument.name] for argument in captured.inputs]
     names = [result.name for result in captured.outputs]
     casts = casts_of(job.compiler)
-    wanted = dict(reference.after_one)
-    wanted |= {_step(n): np.asarray(loss) for n, loss in enumerate(reference.losses, start=1)}
+    wanted = {**reference.after_one, **_by_step(reference.losses)}
     effects = dict.fromkeys(wanted, 0.0)
     for seed in range(SAMPLES):
         drawn = dict(zip(names, sample(graph, inputs, seed, casts), strict=True))
         state = {name: drawn[name] for name in reference.after_one}
         losses = drawn["metrics/loss"], *_later_losses(job, task, global_batch, state)
-        found = state | {_step(n): np.asarray(loss) for n, loss in enumerate(losses, start=1)}
+        found = state | _by_step(losses)
         for name, array in wanted.items():
             effect = distance(found[name], array)
             if effect < float("inf"):
@@ -325,8 +325,6 @@ def _later_losses(
     job: JobConfig, task: TrainTask, global_batch: int, state: Leaves
 ) -> tuple[float, ...]:
     """The losses of all steps but the first, from a state after it."""
-    from shardwright.compiler.frontend.reference import run_reference, task_batches
-
     if job.run.steps == 1:
         return ()
     batches = islice(task_batches(task, job.run.seed, global_batch, job.run.data), 1, None)

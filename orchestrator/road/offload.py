@@ -8,11 +8,11 @@ the user's to leave.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from shardwright.compiler.diagnostics import CapacityError, UsageError
 from shardwright.compiler.machine.target import Target
 from shardwright.compiler.program import StepPlan
+from shardwright.orchestrator.report.text import Facts
 from shardwright.sharding.memory.footprint import host_bytes
 
 
@@ -50,7 +50,7 @@ def check_offload(step: StepPlan, target: Target) -> None:
         )
 
 
-def host_section(step: StepPlan, target: Target) -> dict[str, Any]:
+def host_section(step: StepPlan, target: Target) -> Facts:
     """The part of the report's memory about the hosts; empty where nothing is kept there."""
     per_core = max(_per_stage(step))
     if not per_core:

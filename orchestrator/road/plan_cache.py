@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.support.documents import parse_json
 from shardwright.compiler.support.schema import Rule, several
@@ -25,16 +26,22 @@ from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import MODELS, own_settings, source_files
 from shardwright.orchestrator.keys.environment import always
-from shardwright.orchestrator.keys.reads import observed
+from shardwright.orchestrator.keys.reads import Reads, observed
 from shardwright.orchestrator.report.goal import bought
 from shardwright.orchestrator.report.shape import check_report
-from shardwright.orchestrator.service.units import PACKAGES, digest, parts_digest, source_digest
+from shardwright.orchestrator.report.text import Report
+from shardwright.orchestrator.service.units import (
+    PACKAGES,
+    KeyParts,
+    digest,
+    parts_digest,
+    source_digest,
+)
 from shardwright.orchestrator.terminal import outputs
 
 if TYPE_CHECKING:
-    from shardwright.compiler.frontend.task import TrainTask
     from shardwright.orchestrator.road.stages import Stages, Traces
-    from shardwright.orchestrator.service.executor import Executor
+    from shardwright.orchestrator.service.executor import Start
     from shardwright.orchestrator.service.progress import Progress
 
 KIND, READS = "plan", "reads"  # of entries
@@ -52,7 +59,7 @@ NOT_IN_KEY = ("output", "cache", "run", "goal", "price", "base")
 class Shared:
     """What jobs of one process have in common: where their units run, and captured steps."""
 
-    executor: Callable[[], Executor]
+    executor: Start
     traces: Traces
 
 
@@ -128,14 +135,14 @@ def settled(
     return as_chosen(job, planned), lambda report: asked_as(report, job, planned["auto"])
 
 
-def exit_code(report: Mapping[str, Any]) -> int:
+def exit_code(report: Report) -> int:
     """71 when the step does not fit the memory, 70 when another budget is broken, else 0."""
     if not report["memory"]["fits"]:
         return 71
     return 70 if any(f["severity"] == "error" for f in report["findings"]) else 0
 
 
-def plan_parts(job: JobConfig) -> dict[str, str]:
+def plan_parts(job: JobConfig) -> KeyParts:
     """What the plan of a new command depends on, by name: every key of the job, the machine's
     table, the user's files, what an earlier capture of them read, what every capture depends on and
     our sources."""
@@ -151,12 +158,12 @@ def plan_parts(job: JobConfig) -> dict[str, str]:
     return asked[0]
 
 
-def _own_parts(job: JobConfig) -> dict[str, str]:
+def _own_parts(job: JobConfig) -> KeyParts:
     files = {f"{_OWN}{path.as_posix()}": digest([path.read_bytes()]) for path in source_files(job)}
     return _common_parts(job) | files
 
 
-def _common_parts(job: JobConfig) -> dict[str, str]:
+def _common_parts(job: JobConfig) -> KeyParts:
     """What is known without the model."""
     tables = {name: keys for name, keys in job.as_dict().items() if name not in NOT_IN_KEY}
     parts = {
@@ -180,19 +187,19 @@ def stored(
     try:
         found = parse_json(entry.payload)
         check(found)
-    except ValueError:
+    except (TypeError, ValueError):
         cache.set_aside(kind, key)
         return _ABSENT
     return found, entry.about.stored_s
 
 
-def _read_lists(cache: Cache, own: Mapping[str, str]) -> list[list[str]]:
+def _read_lists(cache: Cache, own: KeyParts) -> list[list[str]]:
     """What captures of a job have read, the newest first."""
     check = partial(_LISTS.require, where="lists of names of what was read")
     return stored(cache, READS, parts_digest(READS, own), check)[0] or []
 
 
-def _read_parts(digests: Mapping[str, str]) -> dict[str, str]:
+def _read_parts(digests: Reads) -> KeyParts:
     """Without what was looked for and is not there, of which there is a lot."""
     return {f"{_READ}{name}": value for name, value in digests.items() if value}
 
@@ -203,7 +210,7 @@ def _stages(shared: Shared | None, task: TrainTask | None = None) -> Stages:
     return Stages(traces=shared.traces if shared else Traces(task))
 
 
-def _traced(job: JobConfig, stages: Stages) -> dict[str, str]:
+def _traced(job: JobConfig, stages: Stages) -> KeyParts:
     """What a plan of the step as it is traced here depends on: every step it may be traced with.
     What a process has imported, changed or configured need not be what its files say: a cell of a
     notebook, a closure, `jax.config.update`. All of it is in the trace. Raises what `placed_task`
@@ -227,9 +234,7 @@ def _step(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> str:
         return digest([repr(error.diagnostic).encode()])
 
 
-def _answered(
-    job: JobConfig, built: JobConfig, parts: Mapping[str, str], stages: Stages
-) -> dict[str, str] | None:
+def _answered(job: JobConfig, built: JobConfig, parts: KeyParts, stages: Stages) -> KeyParts | None:
     """The parts of a plan that was made for a command, as which `built` was: of the files, unless
     this process has imported others, or they have changed meanwhile; None where then no trace is
     that of the question."""
@@ -241,13 +246,12 @@ def _answered(
     if not held or own != _own_parts(job):
         return None if job.strategy.open_keys else _traced(job, stages)
     reads = stages.traces.reads(built)
-    return _learned(job, parts, {**reads, **folder.first}) if job.model.entry else own
+    return _learned(job, own, {**reads, **folder.first}) if job.model.entry else own
 
 
-def _learned(job: JobConfig, parts: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
+def _learned(job: JobConfig, own: KeyParts, reads: Reads) -> KeyParts:
     """The parts of a plan with what its capture read, whose names are kept for the next
     question."""
-    own = {name: value for name, value in parts.items() if not name.startswith(_READ)}
     cache, newest = open_cache(job.cache), list(reads)
     lists = [newest, *(names for names in _read_lists(cache, own) if names != newest)]
     about = About(f"read by {plan_name(job)}", own)
@@ -284,7 +288,7 @@ class _Asked:
         return self.trace is not None or self.dump_dir is not None
 
     @property
-    def executor(self) -> Callable[[], Executor] | None:
+    def executor(self) -> Start | None:
         """The executor that is shared."""
         return self.shared.executor if self.shared else None
 

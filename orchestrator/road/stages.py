@@ -9,29 +9,32 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.context import module_text
+from shardwright.compiler.frontend.shardings import ModuleShardings
+from shardwright.compiler.frontend.stablehlo import import_with_shardings
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
+from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import model_key, resolve_task
 from shardwright.orchestrator.keys.environment import jax_variables
 from shardwright.orchestrator.keys.freshness import Folder, jax_settings
-from shardwright.orchestrator.keys.reads import observed, recorded
+from shardwright.orchestrator.keys.reads import Reads, observed, recorded
 from shardwright.orchestrator.service.units import digest
 from shardwright.sharding.partition.partitioned import slots
 from shardwright.sharding.prepare.reroll import Rerolled
 from shardwright.sharding.prepare.rewrites import REROLLED
 from shardwright.sharding.settings import MANUAL
 from shardwright.sharding.shown import slots_text
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.shardings import ModuleShardings
-    from shardwright.compiler.frontend.task import TrainTask
 
 T = TypeVar("T")
 MOST_KEPT = 32
@@ -69,7 +72,7 @@ class Traces:
         self._lock = threading.RLock()  # capture is Python code: two at a time are no faster
         self._tasks: dict[Hashable, TrainTask] = {}
         self._traced: dict[Hashable, tuple[TrainTask, Traced]] = {}
-        self._reads: dict[Hashable, dict[str, str]] = {}
+        self._reads: dict[Hashable, Reads] = {}
         self._doubtful: set[Hashable] = set()
         self._loaded_as = ""
 
@@ -106,7 +109,7 @@ class Traces:
         )
         return kept[1]
 
-    def reads(self, job: JobConfig) -> Mapping[str, str]:
+    def reads(self, job: JobConfig) -> Reads:
         """What the user's own function read so far: digests of files and variables, versions of
         packages, by name (`reads.py`)."""
         with self._lock:
@@ -182,15 +185,8 @@ class Stages:
 
 def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Traced:
     with stages.timed("capture"):
-        from shardwright.compiler.frontend.capture import capture
-
         captured = capture(task, samples, job.base)
     with stages.timed("import"):
-        from shardwright.compiler.frontend.context import module_text
-        from shardwright.compiler.frontend.stablehlo import import_with_shardings
-        from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
-        from shardwright.compiler.rewriting.driver import run
-
         note("captured", lambda: module_text(captured.artifact), "mlir")
         imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
         note("roles", lambda: slots_text(imported, captured.inputs, captured.outputs))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.host import executor_kind, num_cpus
 from shardwright.orchestrator.road.usage import check_executor
 from shardwright.orchestrator.service.events import EventLog
-from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Limits
+from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Limits, Start
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.service import UnitService
 
@@ -18,16 +15,16 @@ GIB = 2**30
 
 
 def unit_service(
-    job: JobConfig, progress: Progress | None, executor: Callable[[], Executor] | None = None
+    job: JobConfig, progress: Progress | None, executor: Start | None = None
 ) -> UnitService:
     """The unit service of a job: its executor (its own, started when first needed, unless one is
     given), its cache, its log."""
-    events = EventLog(Path(job.output.events) if job.output.events else None)
+    events = EventLog(job.output.events)
     note, left = (progress.unit, progress.left_to_others) if progress else (None, None)
     return UnitService(executor or executor_of(job), open_cache(job.cache), note, events, left)
 
 
-def executor_of(job: JobConfig, many: bool = False) -> Callable[[], Executor]:
+def executor_of(job: JobConfig, many: bool = False) -> Start:
     """How to start the job's executor; `many`: for more units than its own. Raises UsageError for a
     time limit where nothing can end a unit."""
     run = job.run

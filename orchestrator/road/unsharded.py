@@ -7,7 +7,6 @@ job leaves nothing behind. The first state, which both runs begin with, is drawn
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +14,11 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import DiagnosticError, SimulationError
 from shardwright.compiler.frontend.user_code import told
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.road.numerics import (
+    Leaves,
     Reference,
     Rounding,
     measure_rounding,
@@ -29,10 +27,6 @@ from shardwright.orchestrator.road.numerics import (
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.service.process_backend import Worker, start_worker
 
-_MODULE = "shardwright.orchestrator.road.unsharded"
-
-
-Leaves = dict[str, np.ndarray]
 T = TypeVar("T")
 
 
@@ -88,7 +82,7 @@ def unsharded(job: JobConfig, global_batch: int) -> Iterator[Unsharded | None]:
     if not job.run.compare:
         yield None
         return
-    worker = start_worker(_MODULE)
+    worker = start_worker(__name__)
     try:
         with suppress(OSError):  # it died: its result says so
             # The user's module is where this process would find it.
@@ -100,7 +94,6 @@ def unsharded(job: JobConfig, global_batch: int) -> Iterator[Unsharded | None]:
 
 def _serve(connection: Connection) -> None:
     logs.start()
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
     with suppress(EOFError, OSError):  # the job is gone
         sys.path[:], job, global_batch = connection.recv()
         # The job reads the state when it has compiled; the steps do not wait for that.

@@ -21,12 +21,12 @@ class EventLog:
     """Stamps events with time and job, and appends them to a file; a disk that refuses costs the
     log, not the job. Without a path it only has the job's id."""
 
-    def __init__(self, path: Path | None = None, job: str = "") -> None:
+    def __init__(self, path: Path | str = "", job: str = "") -> None:
         self.job = job or secrets.token_hex(4)
         self.warnings: list[str] = []
         self._file: int | None = None
-        if path is not None:
-            self._try(lambda: self._open(path))
+        if path:
+            self._try(lambda: self._open(Path(path)))
 
     def __call__(self, event: str, **fields: Any) -> None:
         """Note an event. A line is written at once and whole, so that jobs can share a file."""

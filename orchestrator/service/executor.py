@@ -107,6 +107,10 @@ class Executor(Protocol):
         """Release workers."""
 
 
+Start = Callable[[], Executor]
+"""Starts an executor, when there is a unit for it."""
+
+
 def silent(_event: str, **_fields: object) -> None:
     """Nobody listens."""
 

@@ -8,10 +8,10 @@ now and some later.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Protocol
 
-from shardwright.orchestrator.service.executor import Executor, Outcome, WorkUnit
+from shardwright.orchestrator.service.executor import Outcome, Start, WorkUnit
 
 POLL_S = 0.05
 """How often a source is asked again for units that it could not give. Our choice: a lock takes
@@ -28,7 +28,7 @@ class Source(Protocol):
         """Whether there may be one later."""
 
 
-def fly(executor: Callable[[], Executor], source: Source) -> Generator[Outcome, None, None]:
+def fly(executor: Start, source: Source) -> Generator[Outcome, None, None]:
     """Outcomes of all units of `source`; `executor` is asked for only when there is one to run.
     Units in flight are cancelled when the iterator is closed or interrupted."""
     flying = 0

@@ -32,7 +32,6 @@ from shardwright.orchestrator.service.executor import (
 )
 from shardwright.orchestrator.service.worker_pool import PoolExecutor, WorkerLostError
 
-_MODULE = "shardwright.orchestrator.service.process_backend"
 MAX_WORKERS = 8  # by default: a step has one or two units that outlast all others
 
 
@@ -60,6 +59,7 @@ def start_worker(module: str, *settings: object) -> Worker:
         # One thread of BLAS: several workers share the host (`values/value_run.py`).
         env={"OPENBLAS_NUM_THREADS": "1", **os.environ, **own},
         stdin=subprocess.DEVNULL,
+        stdout=2,  # stderr: stdout belongs to the job's report
         pass_fds=[theirs.fileno()],
         start_new_session=True,
     )
@@ -78,7 +78,7 @@ class ProcessExecutor(PoolExecutor):
 
     def _start(self, number: int) -> Worker:
         """A new worker; it loads the compiler while we go on."""
-        return start_worker(_MODULE, f"{self.name}-{number}", self.limits.memory_bytes)
+        return start_worker(__name__, f"{self.name}-{number}", self.limits.memory_bytes)
 
     def _arrival(self, worker: Worker) -> Worker:
         return worker
@@ -139,7 +139,6 @@ def _serve(connection: Connection, name: str, limits: Limits) -> None:
     logs.start()
     # What compile units need, loaded before the first comes.
     import_module("shardwright.compiler.driver")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
     name = f"{name}:{os.getpid()}"
     with suppress(EOFError, OSError):
         connection.send(name)

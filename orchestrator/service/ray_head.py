@@ -8,7 +8,6 @@ its Ray when the program closes the socket, or is gone.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,7 +16,6 @@ from multiprocessing.connection import Connection
 from shardwright.compiler.diagnostics import ExecutionError
 from shardwright.orchestrator.service.process_backend import start_worker
 
-_MODULE = "shardwright.orchestrator.service.ray_head"
 _PATIENCE_S = 5.0  # for Ray to end its own processes, before they are killed
 
 
@@ -26,7 +24,7 @@ class RayHead:
 
     def __init__(self, cpus: int) -> None:
         self.cpus = cpus
-        self._worker = start_worker(_MODULE, cpus)
+        self._worker = start_worker(__name__, cpus)
 
     def address(self) -> str:
         """Where to join it, once it runs. Raises ExecutionError (SW_RAY_START)."""
@@ -74,7 +72,6 @@ def end() -> None:
 
 
 def _serve(connection: Connection, cpus: int) -> None:
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout belongs to the job's report
     address = start(cpus)
     with suppress(EOFError, OSError):  # the program is done, or gone
         connection.send(address)

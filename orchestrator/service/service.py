@@ -4,7 +4,7 @@ a row for the report and lines in the event log."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from shardwright.compiler.diagnostics import Diagnostic
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.service.batch import Batch, Counts, Left, Note, UnitRow
 from shardwright.orchestrator.service.events import EventLog
-from shardwright.orchestrator.service.executor import Executor, WorkUnit
+from shardwright.orchestrator.service.executor import Executor, Start, WorkUnit
 from shardwright.orchestrator.service.flight import fly
 
 
@@ -37,7 +37,7 @@ class UnitService:
 
     def __init__(
         self,
-        executor: Callable[[], Executor],
+        executor: Start,
         cache: Cache,
         progress: Note | None = None,
         events: EventLog | None = None,

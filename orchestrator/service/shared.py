@@ -9,12 +9,18 @@ jobs of different processes do.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from shardwright.orchestrator.service.executor import Emit, Executor, Outcome, WorkUnit, silent
+from shardwright.orchestrator.service.executor import (
+    Emit,
+    Executor,
+    Outcome,
+    Start,
+    WorkUnit,
+    silent,
+)
 
 Answers = SimpleQueue[Outcome | None]  # None: the owner has given up
 
@@ -67,7 +73,7 @@ class Lease:
 class SharedExecutor:
     """See the module. `make` starts the real executor, at the latest for the first unit."""
 
-    def __init__(self, make: Callable[[], Executor], emit: Emit = silent) -> None:
+    def __init__(self, make: Start, emit: Emit = silent) -> None:
         self.arrivals = SimpleQueue[tuple[Answers, WorkUnit]]()
         self._make, self._emit = make, emit
         self._executor: Executor | None = None

@@ -59,8 +59,7 @@ class UnitDefectError(InternalError):
         made = cls(
             "SW_INTERNAL",
             f"{unit.kind} unit {unit.name} raised {last[:300]}",
-            None,
-            f"this is a defect of the compiler: report it with the file of the unit{again}",
+            hint=f"this is a defect of the compiler: report it with the file of the unit{again}",
         )
         made.add_note(trace)
         return made

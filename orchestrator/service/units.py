@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import msgpack
@@ -19,6 +19,8 @@ from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.steps import unrecorded
 from shardwright.orchestrator.host import package_folder
 
+KeyParts = dict[str, str]
+"""What a result depends on, by name."""
 PACKAGES = ("collectives", "compiler", "orchestrator", "sharding", "sim_cluster")
 # What the result of each kind of unit depends on besides its payload.
 _SOURCES = {
@@ -67,7 +69,7 @@ def compile_payload(function: bytes, target: str, options: CompileOptions) -> by
     return payload
 
 
-def key_parts(kind: str, payload: bytes, target: str = "") -> dict[str, str]:
+def key_parts(kind: str, payload: bytes, target: str = "") -> KeyParts:
     """What the result of a unit depends on, by name: its payload, the target's table, and the
     sources it runs. `cache explain` tells people which of them differs."""
     parts = _PAYLOAD_PARTS.get(kind, _whole)(payload)
@@ -76,16 +78,16 @@ def key_parts(kind: str, payload: bytes, target: str = "") -> dict[str, str]:
     return parts | {f"sources {name}": source_digest((name,)) for name in _SOURCES[kind]}
 
 
-def parts_digest(kind: str, parts: Mapping[str, str]) -> str:
+def parts_digest(kind: str, parts: KeyParts) -> str:
     """The key that parts make, in any order."""
     return digest([kind.encode(), *(f"{name}\0{parts[name]}".encode() for name in sorted(parts))])
 
 
-def _whole(payload: bytes) -> dict[str, str]:
+def _whole(payload: bytes) -> KeyParts:
     return {"payload": hashlib.sha256(payload).hexdigest()}
 
 
-def _compile_parts(payload: bytes) -> dict[str, str]:
+def _compile_parts(payload: bytes) -> KeyParts:
     """Every option is a part, also those with their default."""
     function, _, packed = msgpack.unpackb(payload)
     options = dataclasses.asdict(CompileOptions.unpacked(packed))
@@ -93,13 +95,13 @@ def _compile_parts(payload: bytes) -> dict[str, str]:
     return {"function": hashlib.sha256(function).hexdigest()} | named
 
 
-def _partition_parts(payload: bytes) -> dict[str, str]:
+def _partition_parts(payload: bytes) -> KeyParts:
     from shardwright.sharding.partition.partitioner import partitioner_version
 
     return _whole(payload) | {"jaxlib": partitioner_version()}
 
 
-def _time_parts(payload: bytes) -> dict[str, str]:
+def _time_parts(payload: bytes) -> KeyParts:
     from shardwright.sim_cluster.timing.timing_unit import question_parts
 
     return question_parts(payload)

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config import config
-from shardwright.orchestrator.config.arguments import with_values
+from shardwright.orchestrator.config.arguments import asked_of, lazily, with_values
 from shardwright.orchestrator.config.config import words_of
 from shardwright.orchestrator.config.job_flags import add_job_flags, as_words, job_configs
 from shardwright.orchestrator.terminal.age import FLAG
@@ -70,7 +70,7 @@ def _submit_parsers(verbs: Any) -> None:
     stop = verbs.add_parser("stop", help="stop a submitted job")
     stop.add_argument("id", help="the job's id")
     _address_flag(stop)
-    stop.set_defaults(verb=_stop)
+    stop.set_defaults(verb=lazily("submission.submit", "stop", "address", "id"))
 
 
 def _address_flag(parser: argparse.ArgumentParser) -> None:
@@ -84,14 +84,12 @@ def _submit(args: argparse.Namespace) -> int:
 
     only(args.jobs, args.compile_only)
     folder = args.jobs[0].resolve().parent
-    asked = submit.Asked(
+    asked = asked_of(
+        submit.Asked,
+        args,
         jobs=job_configs(args, args.jobs, on_cluster=True),
         words=[*as_words(args, folder), *(["--compile-only"] if args.compile_only else [])],
-        address=args.address,
-        working_dir=args.working_dir,
         environment=_environment(args.env),
-        detach=args.detach,
-        compile_only=args.compile_only,
     )
     return submit.submit(asked)
 
@@ -130,14 +128,13 @@ def _parallel_compile(args: argparse.Namespace) -> int:
     given = {f"run.{key}": getattr(args, key) for key in ("executor", "workers", "progress")}
     given |= {"cache.dir": args.cache_dir, "cache.fresh": args.fresh}
     job = config.with_absolute_paths(config.load(None, (), given))
-    asked = parallel_compile.Asked(
-        command=args.command,
+    asked = asked_of(
+        parallel_compile.Asked,
+        args,
         script=args.script[1:] if args.script[:1] == ["--"] else args.script,
         flags=split_words(args.cc_flags, "--cc-flags"),
         job=job,
-        graphs=args.graphs,
         as_json=args.json,
-        again=args.again,
     )
     return parallel_compile.run(asked)
 
@@ -148,9 +145,3 @@ def _status(args: argparse.Namespace) -> int:
     if args.follow and not args.id:
         raise UsageError("SW_USAGE", "status --follow requires the id of a job, got none")
     return submit.status(args.address, args.id, args.follow, args.json)
-
-
-def _stop(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.submission import submit
-
-    return submit.stop(args.address, args.id)

@@ -38,6 +38,8 @@ from shardwright.orchestrator.terminal import outputs, terminal
 from shardwright.orchestrator.terminal.strict_json import dumps
 from shardwright.orchestrator.terminal.terminal import say, say_json
 
+Jobs = Mapping[Path, JobConfig]
+"""Jobs by their files."""
 SUMMARY = "compile.json"
 NAMELESS = Path("job")
 """What a job is called that no file describes."""
@@ -118,9 +120,7 @@ class _Work:
         self.programs = program_sizes(write_and_load(built, self.bundle))
 
 
-def compile_jobs(
-    jobs: Mapping[Path, JobConfig], progress: Progress, dump_dir: Path | None = None
-) -> CompileSummary:
+def compile_jobs(jobs: Jobs, progress: Progress, dump_dir: Path | None = None) -> CompileSummary:
     """Compile jobs; bundles lie in their output directories, by the name of the job file where
     there are several, and so do the folders of `dump_dir`, where every stage goes as text. Raises
     UsageError for jobs that cannot share a service, or would write to one place."""
@@ -144,7 +144,7 @@ def compile_jobs(
     )
 
 
-def places_of(jobs: Mapping[Path, JobConfig]) -> dict[Path, Path]:
+def places_of(jobs: Jobs) -> dict[Path, Path]:
     """The bundle of every job file. Raises UsageError when two would be one."""
     places: dict[Path, Path] = {}
     for file, job in jobs.items():
@@ -161,7 +161,7 @@ def places_of(jobs: Mapping[Path, JobConfig]) -> dict[Path, Path]:
     return places
 
 
-def shared_by(jobs: Mapping[Path, JobConfig]) -> JobConfig:
+def shared_by(jobs: Jobs) -> JobConfig:
     """The first job, whose executor, cache and event log all use. Raises UsageError."""
     (name, first), *others = jobs.items()
     if not first.output.events:
@@ -194,9 +194,7 @@ def _told(file: Path, work: _Work, ended: Ended) -> CompiledJob:
     )
 
 
-def run(
-    jobs: Mapping[Path, JobConfig], as_json: bool, again: str, dump_dir: Path | None = None
-) -> int:
+def run(jobs: Jobs, as_json: bool, again: str, dump_dir: Path | None = None) -> int:
     """Compile, show and store the summary; `again` is the command that asks anew. Returns the exit
     code."""
     first = next(iter(jobs.values()))
@@ -217,9 +215,8 @@ def _screen(summary: CompileSummary, console: Console, again: str) -> None:
     right = ("units", "cached", "compiled", "failed", "NEFFs", "MB")
     table = terminal.table("job", *right, right=right, overflow="fold", box=None, pad_edge=True)
     for job in summary.jobs:
-        units, sizes = job.units, job.programs.values()
-        numbers = (units.total, units.cached, units.compiled, units.failed, len(sizes))
-        table.add_row(job.job, *map(str, numbers), f"{sum(sizes) / 1e6:.2f}")
+        sizes = job.programs.values()
+        table.add_row(job.job, *job.units.cells(), f"{len(sizes)}", f"{sum(sizes) / 1e6:.2f}")
     units, done = summary.units, sum(not job.error for job in summary.jobs)
     console.print(table)
     console.print(

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, LoadError
+from shardwright.compiler.driver import link_outlined
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.frontend.hook import ABOUT, GRAPH
+from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.outline.unit import unpack_function
 from shardwright.compiler.support.files import read_regular
 from shardwright.compiler.surface.resolve import Given, Resolved, resolve
@@ -123,8 +125,6 @@ class _Graph:
 
     def prepare(self) -> Parts:
         """Read, and cut into units. Raises LoadError for an artifact that is not what was left."""
-        from shardwright.compiler.outline import outline_programs
-
         with writing(self.neff, "--graphs"):
             self.neff.unlink(missing_ok=True)  # of an earlier compilation
         log = self._log = FileLog(self.folder / LOG)
@@ -139,8 +139,6 @@ class _Graph:
 
     def finish(self, parts: Parts, settled: Settled) -> None:
         """Link, check, write."""
-        from shardwright.compiler.driver import link_outlined
-
         assert self._opened is not None and self._log is not None
         functions = map(unpack_function, parts.compiled(settled))
         program = link_outlined(parts.outlined, functions, parts.target, self._opened.watch)

@@ -135,9 +135,7 @@ def _screen(summary: GraphSummary, directory: Path, again: str) -> None:
     table = terminal.table("graph", "status", *right, right=right, box=None, pad_edge=True)
     for graph in summary.graphs:
         status = "cached" if graph.cached else "compiled" if graph.neff else "failed"
-        units = graph.units
-        numbers = (units.total, units.cached, units.compiled, units.failed)
-        table.add_row(one_line(Path(graph.folder).name), status, *map(str, numbers))
+        table.add_row(one_line(Path(graph.folder).name), status, *graph.units.cells())
     terminal.console().print(table)
     say(
         f"{summary.total} graphs in {summary.seconds:.1f} s: {summary.succeeded} succeeded"

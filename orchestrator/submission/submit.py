@@ -25,8 +25,7 @@ from shardwright.orchestrator.road.usage import check_usage
 from shardwright.orchestrator.submission.compile_only import places_of, shared_by
 from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 from shardwright.orchestrator.submission.secrets import check_environment
-from shardwright.orchestrator.terminal import terminal
-from shardwright.orchestrator.terminal.terminal import one_line, say, say_json
+from shardwright.orchestrator.terminal.terminal import console, one_line, say, say_json
 
 _COMMAND = ("python", "-m", "shardwright")
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
@@ -154,7 +153,7 @@ def _print_states(states: Sequence[JobState]) -> None:
         command = state.command.removeprefix(f"{shlex.join(_COMMAND)} ")
         cells = (state.id, state.status, code, _clock(state.started_s), _took(state), command)
         table.add_row(*map(one_line, cells))
-    terminal.console().print(table)
+    console().print(table)
 
 
 def _print_state(state: JobState) -> None:

@@ -26,6 +26,10 @@ class UnitCounts:
     failed: int
     stored_s: float = 0.0
 
+    def cells(self) -> list[str]:
+        """The counts, as tables show them."""
+        return [str(n) for n in (self.total, self.cached, self.compiled, self.failed)]
+
     def stored_text(self, command: str) -> str:
         """How many were stored, since when, and the command that asks anew."""
         return counted_text(self.cached, self.total, "units", self.stored_s, command)

@@ -24,9 +24,13 @@ _MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, err
 _BROKEN = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
 
 
-def of_the_disk(error: OSError) -> bool:
-    """Whether an error says that a place cannot be written, not that a program is wrong."""
-    return error.errno in (*_FULL, *_FORBIDDEN, *_MISPLACED, *_BROKEN)
+def of_the_disk(error: Exception, place: str, flag: str) -> UsageError | None:
+    """The error to show for one that says that a place cannot be written, not that a program is
+    wrong; `place` is what it is where the error does not say."""
+    if not isinstance(error, OSError):
+        return None
+    is_disks = error.errno in (*_FULL, *_FORBIDDEN, *_MISPLACED, *_BROKEN)
+    return refused(error, error.filename or place, flag) if is_disks else None
 
 
 def refused(error: OSError, path: Path | str, flag: str = OUT) -> UsageError:

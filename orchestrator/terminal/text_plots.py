@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.text import Text
 
@@ -113,17 +112,15 @@ def decade_axis(values: Sequence[float], counts: Sequence[int]) -> Axis:
 
 def lines(series: Series, x: str, y: str, width: int = 76, height: int = 9, log: str = "") -> Text:
     """Curves by name; `log` names logarithmic axes."""
-    return _drawn(series, lambda plotext: plotext.plot, x, y, width, height, log)
+    return _drawn(series, "plot", x, y, width, height, log)
 
 
 def dots(series: Series, x: str, y: str) -> Text:
     """Points by name."""
-    return _drawn(series, lambda plotext: plotext.scatter, x, y, 76, 13, "")
+    return _drawn(series, "scatter", x, y, 76, 13, "")
 
 
-def _drawn(
-    series: Series, kind: Callable[[Any], Any], x: str, y: str, width: int, height: int, log: str
-) -> Text:
+def _drawn(series: Series, kind: str, x: str, y: str, width: int, height: int, log: str) -> Text:
     import plotext
 
     series = {name: _numbers(*points) for name, points in series.items()}
@@ -138,7 +135,7 @@ def _drawn(
     markers = _markers(series)
     for name, (xs, ys) in series.items():
         places = [across.at(value) for value in xs], [up.at(value) for value in ys]
-        kind(plotext)(*places, marker=markers.get(name, "braille"))
+        getattr(plotext, kind)(*places, marker=markers.get(name, "braille"))
     for axis, limits, ticks in (
         (across, plotext.xlim, plotext.xticks),
         (up, plotext.ylim, plotext.yticks),

@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.machine.target import load_target, logical
+from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.validation.kernel_times import kernel_of, kernel_seconds
 from shardwright.orchestrator.validation.published_collectives import predict_row, reason_of
 from shardwright.orchestrator.validation.published_columns import (
@@ -29,15 +30,15 @@ LARGE_BYTES, SMALL_BYTES = 1 << 20, 64 << 10
 Row = Mapping[str, str]
 
 
-def kernels(path: Path) -> dict[str, Any]:
+def kernels(path: Path) -> Facts:
     """The report on the kernels of a CSV file with the columns id, group, kernel, shape, dtype,
     target, latency_us. Raises UsageError for a file that cannot be read or lacks one."""
     columns = ("id", "group", "kernel", "shape", "dtype", "target", "latency_us")
     out = [_kernel(row) for _, row in read_table(path, columns)]
-    return {"rows": out} | _medians(out)
+    return {"rows": out, **_medians(out)}
 
 
-def _kernel(row: Row) -> dict[str, Any]:
+def _kernel(row: Row) -> Facts:
     named = {k: row[k] for k in ("id", "group", "kernel", "shape", "dtype")}
     try:
         published = positive(row["latency_us"], "latency_us")
@@ -57,7 +58,7 @@ def _kernel(row: Row) -> dict[str, Any]:
     }
 
 
-def collectives(path: Path) -> dict[str, Any]:
+def collectives(path: Path) -> Facts:
     """The report on the collectives of a CSV file with the columns id, group, op, ranks, nodes,
     instance, dtype, size_bytes, time_us. Raises UsageError as `kernels`."""
     columns = ("op", "ranks", "nodes", "instance", "dtype", "size_bytes", "time_us")
@@ -74,7 +75,7 @@ def collectives(path: Path) -> dict[str, Any]:
     }
 
 
-def _collective(row: Row) -> dict[str, Any]:
+def _collective(row: Row) -> Facts:
     named: dict[str, Any] = {k: row[k] for k in ("id", "group", "op", "instance")}
     made = predict_row(row, NOMINAL)
     if made.found is None or made.time is None:
@@ -92,12 +93,12 @@ def _collective(row: Row) -> dict[str, Any]:
     }
 
 
-def _medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _medians(rows: Sequence[Facts]) -> Facts:
     errors = [r["error"] for r in rows if r["error"] is not None]
-    return spread(errors) | {"refused": len(rows) - len(errors)}
+    return {**spread(errors), "refused": len(rows) - len(errors)}
 
 
-def spread(errors: Iterable[float], of: str = "") -> dict[str, Any]:
+def spread(errors: Iterable[float], of: str = "") -> Facts:
     """Median and largest of absolute errors, by names that begin with `of`; None without any."""
     sizes = list(map(abs, errors))
     median = statistics.median(sizes) if sizes else None

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.compiler.machine.target import PS_PER_S, load_target
-from shardwright.compiler.support.documents import parse_json
 from shardwright.compiler.support.fields import check_fields
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.config.config import TABLES, JobConfig
 from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.road.build import Built, build_task
+from shardwright.orchestrator.road.plan_cache import stored
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.timing import Question, answers, step_of, with_host
 from shardwright.orchestrator.service.service import UnitService
@@ -58,10 +58,10 @@ class Predictor:
         """The step of `workload`. Raises the DiagnosticError of the stage that refuses it."""
         key = _key(workload, profile)
         self.asked += 1
-        stored = self._stored(key)
-        self._cache.tally.count(KIND, hit=stored is not None)
-        if stored is not None:
-            return stored
+        known = self._stored(key)
+        self._cache.tally.count(KIND, hit=known is not None)
+        if known is not None:
+            return known
         built = self._programs(workload)
         asked = Question(
             name=f"step {profile.name}",
@@ -75,19 +75,13 @@ class Predictor:
         return timed
 
     def _stored(self, key: str) -> Timed | None:
-        """What an entry holds; one that makes no sense is set aside, and counts as absent."""
-        entry = self._cache.find(KIND, key)
-        if entry is None:
+        """What an entry holds."""
+        found, stored_s = stored(self._cache, KIND, key, lambda row: check_fields(Timed(**row)))
+        if found is None:
             return None
-        try:
-            found = Timed(**parse_json(entry.payload))
-            check_fields(found)
-            if entry.about.stored_s < self._began_s:
-                self.stored_s.append(entry.about.stored_s)
-            return found
-        except (TypeError, ValueError):
-            self._cache.set_aside(KIND, key)
-            return None
+        if stored_s < self._began_s:
+            self.stored_s.append(stored_s)
+        return Timed(**found)
 
     def _programs(self, workload: Workload) -> Built:
         if self._built is None or self._built[0] != workload:

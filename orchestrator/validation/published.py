@@ -162,18 +162,18 @@ def read_runs(path: Path) -> list[Row]:
     a missing column."""
     runs: dict[str, Row] = {}
     for line, cells in read_table(path, COLUMNS):
-        text = dict.fromkeys(OPTIONAL, "") | cells
-        name = text["id"] or f"line {line}"
+        name = cells["id"] or f"line {line}"
         name = name if name not in runs else f"{name} (line {line})"
-        runs[name] = run_of(text | {"id": name}, line)
+        runs[name] = run_of(cells | {"id": name}, line)
     return list(runs.values())
 
 
 _SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "dp", "nodes")
 
 
-def run_of(text: Mapping[str, str], line: int) -> Row:
+def run_of(cells: Mapping[str, str], line: int) -> Row:
     """The run that the cells of a line describe, or why there is none."""
+    text = {**dict.fromkeys(OPTIONAL, ""), **cells}
     named: dict[str, Any] = {"id": text["id"], "model": text["model"]}
     named |= {"group": text["group"] or text["model"], "primary": text["primary"].lower() == "yes"}
     try:

@@ -38,8 +38,7 @@ def read_table(path: Path, columns: Iterable[str]) -> list[tuple[int, dict[str, 
         raise UsageError(
             "SW_TRAINING_CSV",
             f"{path} requires columns {', '.join(missing)}, got {', '.join(names) or 'none'}",
-            None,
-            "columns are separated by commas" if len(names) == 1 else "",
+            hint="columns are separated by commas" if len(names) == 1 else "",
         )
     return rows
 

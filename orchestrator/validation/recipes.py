@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
-from shardwright.orchestrator.validation.published import OPTIONAL, PublishedRun, Workload, run_of
+from shardwright.orchestrator.validation.published import PublishedRun, Workload, run_of
 from shardwright.orchestrator.validation.published_columns import entries
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -41,7 +41,7 @@ def recipe(name: str) -> PublishedRun:
             f"model.recipe requires the name of a published run, got {name!r}",
             hint=did_you_mean(name, recipe_names(), f"recipes are {', '.join(recipe_names())}"),
         )
-    run = run_of({**dict.fromkeys(OPTIONAL, ""), **_rows()[name]}, 0)
+    run = run_of(_rows()[name], 0)
     assert isinstance(run, PublishedRun), run
     return run
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.validation.published import Workload
-
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.task import TrainTask
 
 
 def task_of(w: Workload, name: str = "published") -> TrainTask:

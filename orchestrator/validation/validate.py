@@ -19,6 +19,8 @@ from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.config.config import CacheConfig, JobConfig, asked_now
 from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.report.limits import Confidence, asked, confidence
+from shardwright.orchestrator.report.text import Facts
+from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.unit_errors import stored_at
 from shardwright.orchestrator.terminal.age import AGAIN, age_text, oldest
@@ -36,6 +38,7 @@ from shardwright.orchestrator.validation.published import (
     UnreadableRun,
     read_runs,
 )
+from shardwright.orchestrator.validation.validate_screen import show
 from shardwright.sim_cluster.calibration import constants
 from shardwright.sim_cluster.profiles import NAMES, Profile, fitted_profile
 
@@ -113,18 +116,14 @@ def run(asked: Asked) -> int:
     if asked.as_json:
         say_json(report)
     else:
-        from shardwright.orchestrator.validation.validate_screen import show
-
         show(report, asked.again)
     return 0
 
 
-def training(question: Asked) -> dict[str, Any]:
+def training(question: Asked) -> Facts:
     """The report on training runs. With `fit`, constants are fitted to the primary ones, written to
     `calibration.toml` and used. Raises UsageError as `run`."""
     assert question.training is not None
-    from shardwright.orchestrator.road.units import unit_service
-
     asked = select(read_runs(question.training), question.rows)
     runs = [item for item in asked if isinstance(item, PublishedRun)]
     job = asked_now(JobConfig(cache=CacheConfig(fresh=question.fresh)))
@@ -270,9 +269,7 @@ def _peak_flops_per_s(item: PublishedRun) -> float:
     return load_target(w.target).published_flops_per_s_per_core * w.cores
 
 
-def _row(
-    p: Prediction, left: Mapping[str, float], of_baseline: Mapping[str, float]
-) -> dict[str, Any]:
+def _row(p: Prediction, left: Mapping[str, float], of_baseline: Mapping[str, float]) -> Facts:
     nominal = p.times[NOMINAL]
     return _named(p.run) | {
         "predicted_step_time_s": p.seconds,
@@ -296,7 +293,7 @@ def _named(item: Row) -> dict[str, Any]:
     return named | {"layout": w.layout, "cores": w.cores, "settings": item.settings.name}
 
 
-def _refused(p: Refused) -> dict[str, Any]:
+def _refused(p: Refused) -> Facts:
     return _named(p.run) | {
         "predicted_step_time_s": None,
         "published_step_time_s": p.run.step_time_s if isinstance(p.run, PublishedRun) else None,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
+
+from shardwright.orchestrator.config.arguments import lazily
 
 
 def add_verbs(verbs: Any) -> None:
@@ -14,10 +15,4 @@ def add_verbs(verbs: Any) -> None:
     gather = tools.add_parser("gather", help="the whole state as one .npz of global arrays")
     gather.add_argument("folder", type=Path, help="an output directory, or one saved step")
     gather.add_argument("--out", type=Path, required=True, help=".npz to write")
-    gather.set_defaults(verb=_gather)
-
-
-def _gather(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.values.gather import gather
-
-    return gather(args.folder, args.out)
+    gather.set_defaults(verb=lazily("values.gather", "gather", "folder", "out"))

@@ -23,7 +23,6 @@ from shardwright.orchestrator.values.serving import Answered, late, serve
 from shardwright.sim_cluster.values.rank_host import RankHost
 from shardwright.sim_cluster.values.run_values import Handle, HostLostError
 
-_MODULE = "shardwright.orchestrator.values.process_hosts"
 PROTOCOL = 5  # of pickle: arrays as they lie in memory
 
 
@@ -121,7 +120,7 @@ class ProcessHosts:
         self.spans = spans
         self.watch = Watch(timeout_s)
         self._packed = packed
-        self._workers = [start_worker(_MODULE) for _ in packed]
+        self._workers = [start_worker(__name__) for _ in packed]
         self._last: dict[int, _Reply] = {}
         for host in range(len(packed)):
             self._furnish(host)
@@ -145,7 +144,7 @@ class ProcessHosts:
         for number, worker in enumerate(self._workers):
             if number == host or worker.process.poll() is not None:
                 worker.end()
-                self._workers[number] = start_worker(_MODULE)
+                self._workers[number] = start_worker(__name__)
                 self._last.pop(number, None)
                 self._furnish(number)
 

@@ -13,19 +13,20 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
-import numpy as np
 from threadpoolctl import threadpool_limits
 
 from shardwright.compiler.diagnostics import Diagnostic, ExecutionError, LoadError
+from shardwright.compiler.frontend import reference
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.neff.bundle import Bundle
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.host import executor_kind
 from shardwright.orchestrator.road.build import Built
-from shardwright.orchestrator.road.numerics import level_bound
+from shardwright.orchestrator.road.numerics import Leaves, level_bound
 from shardwright.orchestrator.road.usage import check_hosts, check_steps
 from shardwright.orchestrator.service.events import EventLog
 from shardwright.orchestrator.service.executor import Emit
@@ -45,12 +46,8 @@ from shardwright.sim_cluster.values.rank_host import RankHost, packed_host, span
 from shardwright.sim_cluster.values.result import L0Check
 from shardwright.sim_cluster.values.run_values import HostLostError, Hosts, LocalHosts, ValueRun
 
-if TYPE_CHECKING:
-    from shardwright.compiler.frontend.task import TrainTask
-
 VALUE_THREADS = 2
 MAX_LOSSES = 3  # of hosts in a row without a new step in between; as for units
-Leaves = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +137,16 @@ class Source:
 
     def state(self, stacks: Mapping[str, Sequence[str]]) -> Iterator[Leaves]:
         """The first state in parts; the leaves of one of `stacks` come together."""
-        from shardwright.compiler.frontend.reference import initial_leaves, initial_state
-
         if self.compare:
             drawn = self.drawn() if self.drawn is not None else None
-            yield initial_state(self.task, self.seed) if drawn is None else drawn
+            yield reference.initial_state(self.task, self.seed) if drawn is None else drawn
             return
         for part in self._parts(stacks):
-            yield initial_leaves(self.task, self.seed, part)
+            yield reference.initial_leaves(self.task, self.seed, part)
 
     def _parts(self, stacks: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
         """Names of leaves that are drawn together."""
-        from shardwright.compiler.frontend.reference import state_sizes
-
-        sizes = state_sizes(self.task)
+        sizes = reference.state_sizes(self.task)
         stack_of = {leaf: tuple(leaves) for leaves in stacks.values() for leaf in leaves}
         part: list[str] = []
         for stack in dict.fromkeys(stack_of.get(name, (name,)) for name in sizes):
@@ -165,10 +158,8 @@ class Source:
 
     def batches(self, after: int) -> Iterator[Leaves]:
         """The batches of the steps after so many."""
-        from shardwright.compiler.frontend.reference import batch_leaves, task_batches
-
-        every = task_batches(self.task, self.seed, self.global_batch, self.data)
-        yield from (batch_leaves(batch) for batch in islice(every, after, None))
+        every = reference.task_batches(self.task, self.seed, self.global_batch, self.data)
+        yield from (reference.batch_leaves(batch) for batch in islice(every, after, None))
 
 
 class Checkpoints:

@@ -15,7 +15,7 @@ from shardwright.orchestrator.cache import About, open_cache
 from shardwright.orchestrator.config.config import TRIES, JobConfig
 from shardwright.orchestrator.report.shape import check_whatif
 from shardwright.orchestrator.road.plan_cache import plan, plan_name, stored
-from shardwright.orchestrator.service.units import parts_digest
+from shardwright.orchestrator.service.units import KeyParts, parts_digest
 from shardwright.sharding.settings import AUTO
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def with_tries(
     return report | {"whatif": section}
 
 
-def key_parts(job: JobConfig, plan_key: str, tries: int) -> dict[str, str]:
+def key_parts(job: JobConfig, plan_key: str, tries: int) -> KeyParts:
     """What tries depend on, by name."""
     price = json.dumps(job.as_dict()["price"])
     return {"plan": plan_key, "tries": str(tries), "price": price}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import load_target
@@ -44,8 +43,7 @@ def check_prices(host: JobConfig, machines: Iterable[str]) -> None:
             "SW_PRICE",
             f"price.usd_per_hour requires machines that are compared ({', '.join(compared)}), got"
             f" {others[0]}",
-            None,
-            "name them: --price " + ",".join(f"{name}=..." for name in compared),
+            hint="name them: --price " + ",".join(f"{name}=..." for name in compared),
         )
 
 
@@ -64,7 +62,7 @@ def bought(row: Row, host: JobConfig) -> Row:
     return replace(found, metrics={**found.metrics, **figures})
 
 
-def _price(row: Row, host: JobConfig) -> dict[str, Any]:
+def _price(row: Row, host: JobConfig) -> Facts:
     name = row.metrics["target"]
     return price_of(load_target(name), name, host.price)
 
@@ -82,7 +80,7 @@ def _answer(row: Row, host: JobConfig) -> Facts:
     )
 
 
-def prices_section(rows: Sequence[Row], host: JobConfig) -> list[dict[str, Any]]:
+def prices_section(rows: Sequence[Row], host: JobConfig) -> list[Facts]:
     """The price of every machine among rows, as documents have it."""
     told = [row for row in rows if "price_kind" in row.metrics]
     return list({row.metrics["target"]: _price(row, host) for row in told}.values())
@@ -98,7 +96,7 @@ def prices_text(prices: Sequence[Facts]) -> str:
     )
 
 
-def goal_section(rows: Sequence[Row], host: JobConfig) -> dict[str, Any] | None:
+def goal_section(rows: Sequence[Row], host: JobConfig) -> Facts | None:
     """The goal, which rows meet it best, by their keys, and that in sentences; None without one."""
     if not host.goal.tokens:
         return None

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.changes.change import compared
+from shardwright.orchestrator.config.arguments import comma_words
+from shardwright.orchestrator.config.config import JobConfig, output_folder
 from shardwright.orchestrator.config.job_flags import add_job_verb, job_config
 from shardwright.orchestrator.report.tried import FITS, REFUSED
 from shardwright.orchestrator.terminal import terminal
@@ -17,7 +19,6 @@ from shardwright.orchestrator.terminal.outputs import prepare, writing
 from shardwright.orchestrator.terminal.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from shardwright.orchestrator.config.config import JobConfig
     from shardwright.orchestrator.service.progress import Progress
     from shardwright.orchestrator.whatif.points import Point
     from shardwright.orchestrator.whatif.rows import Row
@@ -64,7 +65,6 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-
     from shardwright.orchestrator.whatif import pictures, table
     from shardwright.orchestrator.whatif.points import points
     from shardwright.orchestrator.whatif.rows import METRICS, ordered
@@ -94,12 +94,11 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _scale(args: argparse.Namespace) -> int:
-
     from shardwright.orchestrator.whatif import scale, scale_screen, table
 
     counts = _counts(getattr(args, "cluster.instances"))
     setattr(args, "cluster.instances", None)
-    if len(machines := _words(args.targets)) == 1:  # which a price without a name is for
+    if len(machines := comma_words(args.targets)) == 1:  # which a price without a name is for
         setattr(args, "cluster.target", machines[0])
     host = compared(job_config(args))
     study = scale.Study(
@@ -130,18 +129,13 @@ def _scale(args: argparse.Namespace) -> int:
 
 def _counts(text: str | None) -> list[int]:
     """Numbers of instances. Raises UsageError."""
-    words = _words(text or _INSTANCES)
+    words = comma_words(text or _INSTANCES)
     if not all(word.isdecimal() and int(word) for word in words):
         raise UsageError("SW_USAGE", f"--instances requires numbers, as in 1,2,4, got {text!r}")
     return sorted({int(word) for word in words})
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _swept(args: argparse.Namespace, host: JobConfig, asked: Sequence[Point]) -> tuple[Path, Swept]:
-    from shardwright.orchestrator.config.config import output_folder
     from shardwright.orchestrator.service.progress import Progress
     from shardwright.orchestrator.whatif.journal import Journal
     from shardwright.orchestrator.whatif.sweep import sweep

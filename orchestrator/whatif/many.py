@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError
 from shardwright.orchestrator.config.config import JobConfig
@@ -35,7 +34,7 @@ def plans(
 ) -> Generator[tuple[str, Future[Report]], None, None]:
     """The report of every job, or what it raised, as they come; `host` says where units run and
     are logged. Closing the iterator ends what runs."""
-    events = EventLog(Path(host.output.events) if host.output.events else None)
+    events = EventLog(host.output.events)
     shared = SharedExecutor(executor_of(host, many=True), events)
     # Jobs at a time: one per worker, and one that is being captured or linked meanwhile.
     in_flight = (host.run.workers or num_cpus()) + 1

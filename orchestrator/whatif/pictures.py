@@ -4,7 +4,7 @@ front on the terminal."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeGuard
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from shardwright.orchestrator.report.tried import FITS
 from shardwright.orchestrator.terminal import plots, text_plots
-from shardwright.orchestrator.whatif.rows import METRICS, Metric, Row, ordered, pareto
+from shardwright.orchestrator.whatif.rows import METRICS, Metric, Row, Values, ordered, pareto
 from shardwright.orchestrator.whatif.table import short_names
 
 MOST_MAPS = 6
@@ -106,7 +106,7 @@ def _values(rows: Sequence[Row], name: str) -> list[str]:
         return found
 
 
-def _best(rows: Sequence[Row], metric: Metric, values: Mapping[str, str]) -> Row | None:
+def _best(rows: Sequence[Row], metric: Metric, values: Values) -> Row | None:
     own = [row for row in rows if values.items() <= row.values.items()]
     return next(iter(ordered(own, metric)), None)
 

@@ -15,13 +15,10 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.support.documents import parse_json, read_text
-from shardwright.orchestrator.changes.change import Keys
-from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig, Keys
 from shardwright.orchestrator.config.job_flags import changed_keys
 from shardwright.orchestrator.road.plan_cache import NOT_IN_KEY
-
-Values = Mapping[str, str]
-"""What a point sets, by the names the user gave."""
+from shardwright.orchestrator.whatif.rows import Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,7 @@ def points(
         raise UsageError(
             "SW_USAGE",
             "sweep requires --vary or --points, got neither",
-            None,
-            "for example --vary strategy.remat=none,selective,full",
+            hint="for example --vary strategy.remat=none,selective,full",
         )
     twice = sorted(axes.keys() & set(itertools.chain.from_iterable(rows)))
     if twice:
@@ -56,7 +52,7 @@ def points(
     return [Point(values, job(_keys(values))) for values in found]
 
 
-def _keys(values: Values) -> dict[str, Any]:
+def _keys(values: Values) -> Keys:
     """The keys that a point changes. Raises UsageError for those that no answer depends on, and for
     one key under two names."""
     found: dict[str, Any] = {}
@@ -73,8 +69,7 @@ def _keys(values: Values) -> dict[str, Any]:
         raise UsageError(
             "SW_USAGE",
             f"a sweep requires keys that plans depend on, got {idle}",
-            None,
-            f"give {idle} to the whole sweep, for example with --set",
+            hint=f"give {idle} to the whole sweep, for example with --set",
         )
     return found
 
@@ -91,8 +86,8 @@ def _axes(varied: Sequence[str]) -> dict[str, list[str]]:
             raise UsageError(
                 "SW_USAGE",
                 f"--vary requires KEY=VALUE,VALUE,... once per key, got {text!r}",
-                None,
-                "put semicolons between values with commas: --vary 'mesh=tp=8;dp_shard=4,tp=2'",
+                hint="put semicolons between values with commas:"
+                " --vary 'mesh=tp=8;dp_shard=4,tp=2'",
             )
         axes[name] = list(dict.fromkeys(found))
     return axes
@@ -123,8 +118,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[dict[str, str]]:
             raise UsageError(
                 "SW_USAGE",
                 f"{path}:{rows.line_num}: requires {len(rows.fieldnames or ())} cells, got more",
-                None,
-                'put quotes around a value with commas: "dp_shard=4,tp=8"',
+                hint='put quotes around a value with commas: "dp_shard=4,tp=8"',
             )
         yield {name.strip(): value.strip() for name, value in row.items() if name and value}
 

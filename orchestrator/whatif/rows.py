@@ -6,18 +6,22 @@ all its figures, and by how much it does not.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shardwright.compiler.diagnostics import CapacityError, DiagnosticError
 from shardwright.compiler.machine.target import PS_PER_S
+from shardwright.compiler.support.fields import check_fields
+from shardwright.compiler.support.schema import TEXT
 from shardwright.orchestrator.report.resolved import resolved_job
-from shardwright.orchestrator.report.text import GIB, Report, mesh_text, rate_text
+from shardwright.orchestrator.report.shape import MAYBE, TIME
+from shardwright.orchestrator.report.text import GIB, Facts, Report, mesh_text, rate_text
 from shardwright.orchestrator.report.tried import FITS, REFUSED, TOO_LARGE
 from shardwright.orchestrator.service.unit_errors import stored_at
 
+Values = Mapping[str, str]
+"""What a point sets, by the names the user gave."""
 TEXTS = ("target", "confidence", "mesh", "price_kind", "remat")
 """The metrics that are no figures."""
 FITTED = ("remat", "micro_batch")
@@ -30,36 +34,32 @@ class Row:
     a stored row was stored (Unix time), 0 for one of this sweep."""
 
     key: str  # of the plan: what the answer depends on
-    values: Mapping[str, str]
+    values: Values
     status: str
     code: str = ""
     reason: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     stored_s: float = 0.0
 
-    def flat(self) -> dict[str, Any]:
+    def flat(self) -> Facts:
         """One level: values, status, metrics."""
         said = {"status": self.status, "code": self.code, "reason": self.reason}
         return {**self.values, **said, **self.metrics}
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Facts:
         """Plain data."""
         return asdict(self)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Row:
+    def of(cls, data: Facts) -> Row:
         """Inverse of `as_dict`. Raises TypeError and ValueError for what that never gives."""
         row = cls(**data)
-        texts = (row.key, row.status, row.code, row.reason, *row.values, *row.values.values())
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError("a text is something else")
+        check_fields(row)
         if row.status not in (FITS, TOO_LARGE, REFUSED):
             raise ValueError(f"no status: {row.status}")
-        if not (_is_figure(row.stored_s) and row.stored_s >= 0):
-            raise TypeError(f"stored_s is {row.stored_s!r}")
+        TIME.require(row.stored_s, "stored_s")
         for name, value in row.metrics.items():
-            if not (isinstance(value, str) if name in TEXTS else _is_figure(value)):
-                raise TypeError(f"{name} is {value!r}")
+            (TEXT if name in TEXTS else MAYBE).require(value, name)
         return row
 
 
@@ -109,14 +109,7 @@ METRICS = {
 }
 
 
-def _is_figure(value: object) -> bool:
-    """Null is what diverged (`strict_json.py`)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value is None
-    return abs(value) <= sys.float_info.max  # not NaN; `isfinite` raises for long ints
-
-
-def row_of(key: str, values: Mapping[str, str], report: Report) -> Row:
+def row_of(key: str, values: Values, report: Report) -> Row:
     """The row of a point that was planned."""
     memory = report["memory"]
     over = max(0, memory["peak_bytes"] - memory["limit_bytes"])
@@ -125,17 +118,17 @@ def row_of(key: str, values: Mapping[str, str], report: Report) -> Row:
     code, reason = (broken["code"], broken["message"]) if broken else ("", "")
     if over:
         reason = f"{over / GIB:.2f} GiB over the {memory['limit_bytes'] / GIB:.2f} GiB of a core"
-    metrics, since = _metrics(report) | {"over_gib": over / GIB}, report["provenance"]
+    metrics, since = {**_metrics(report), "over_gib": over / GIB}, report["provenance"]
     return Row(key, values, status, code, reason, metrics, since.get("stored_s", 0.0))
 
 
-def refused_row(key: str, values: Mapping[str, str], error: DiagnosticError) -> Row:
+def refused_row(key: str, values: Values, error: DiagnosticError) -> Row:
     """The row of a point that cannot be planned."""
     status = TOO_LARGE if isinstance(error, CapacityError) else REFUSED
     return Row(key, values, status, error.code, error.diagnostic.message, {}, stored_at(error))
 
 
-def _metrics(report: Report) -> dict[str, Any]:
+def _metrics(report: Report) -> Facts:
     timing, memory = report["timing"], report["memory"]
     cluster, total = report["job"]["cluster"], report["timing"]["step_time_ps"]
     shares = {name: ps / total for name, ps in timing["breakdown_ps"].items()}

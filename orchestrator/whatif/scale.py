@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, replace
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.target import load_target, logical
-from shardwright.orchestrator.changes.change import Keys, frugal
-from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.changes.change import frugal
+from shardwright.orchestrator.config.config import JobConfig, Keys
 from shardwright.orchestrator.config.layout import asked_batch
+from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.report.tried import FITS
 from shardwright.orchestrator.whatif.points import Point
 from shardwright.orchestrator.whatif.rows import METRICS, Metric, Row
@@ -95,8 +96,6 @@ def _strong_batch(study: Study, base: JobConfig) -> int:
     if STRONG not in study.modes or base.strategy.global_batch:
         return base.strategy.global_batch
     if base.strategy.global_batch_tokens:
-        from shardwright.orchestrator.config.model import resolve_task
-
         return asked_batch(base.strategy, 1, resolve_task(frugal(base)).tokens_per_sample)
     # The multiple next to it of the samples that every cluster of the study takes at a time; itself
     # where that is more than twice as many.
@@ -127,8 +126,7 @@ def _axes(base: JobConfig) -> dict[str, int]:
         raise UsageError(
             "SW_USAGE",
             f"scale requires a mesh with an axis that grows, got {shown}",
-            None,
-            "write auto for one size, for example --mesh dp_shard=auto,tp=8",
+            hint="write auto for one size, for example --mesh dp_shard=auto,tp=8",
         )
     return given
 

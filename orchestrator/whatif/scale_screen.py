@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.orchestrator.report.text import count_text, large_usd_text
+from shardwright.orchestrator.report.text import Facts, count_text, large_usd_text
 from shardwright.orchestrator.report.tried import FITS, candidate
 from shardwright.orchestrator.terminal import plots, terminal, text_plots
 from shardwright.orchestrator.whatif.rows import FITTED, METRICS, Row
@@ -31,7 +31,7 @@ from shardwright.orchestrator.whatif.table import reasons
 SCHEMA = 1
 
 
-def document(found: Sequence[Curve], swept: Swept) -> dict[str, Any]:
+def document(found: Sequence[Curve], swept: Swept) -> Facts:
     """What `--json` prints and `scale.json` holds."""
     return {
         "schema": SCHEMA,

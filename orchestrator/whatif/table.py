@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from shardwright.compiler.support.files import write_atomic
+from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.report.tried import FITS, REFUSED
 from shardwright.orchestrator.terminal.strict_json import dumps
 from shardwright.orchestrator.whatif.buyer import prices_text
@@ -26,7 +26,7 @@ _SHOWN = ("step_time_s", "tokens_per_s", "mfu", "exposed", "peak_gib", "usd_per_
 _COLOURS = {FITS: "", REFUSED: "dim"}
 
 
-def document(swept: Swept, objective: Metric, varied: Sequence[str]) -> dict[str, Any]:
+def document(swept: Swept, objective: Metric, varied: Sequence[str]) -> Facts:
     """What `--json` prints and `sweep.json` holds."""
     return {
         "schema": SCHEMA,
@@ -39,9 +39,7 @@ def document(swept: Swept, objective: Metric, varied: Sequence[str]) -> dict[str
     }
 
 
-def write_files(
-    folder: Path, name: str, data: Mapping[str, Any], rows: Sequence[Row]
-) -> list[Path]:
+def write_files(folder: Path, name: str, data: Facts, rows: Sequence[Row]) -> list[Path]:
     """`NAME.json` with `data`, `NAME.csv` with the rows and, when pandas and pyarrow are there,
     `NAME.parquet`; what was written."""
     paths = [folder / f"{name}.json", folder / f"{name}.csv"]
@@ -59,7 +57,7 @@ def write_files(
     return paths
 
 
-def _write_parquet(flat: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> None:
+def _write_parquet(flat: Sequence[Facts], columns: Sequence[str], path: Path) -> None:
     """A column has one type: what a point sets is text, and the same figure of a plan a number."""
     import pandas
 
@@ -145,7 +143,6 @@ def reasons(console: Console, rows: Sequence[Row]) -> None:
         if row.status == REFUSED:
             refused.setdefault(row.code, []).append(row)
     for code, found in refused.items():
-        values: Mapping[str, str] = found[0].values
-        where = " ".join(f"{name}={value}" for name, value in values.items())
+        where = " ".join(f"{name}={value}" for name, value in found[0].values.items())
         console.print(Text(f"{code}: {len(found)} of {len(rows)} points, for example {where}:"))
         console.print(Text(f"  {found[0].reason.splitlines()[0]}"))

@@ -11,23 +11,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.orchestrator.changes.change import Change, Keys, changed
+from shardwright.orchestrator.changes.change import Change, changed
 from shardwright.orchestrator.changes.rules import Idea, ideas, saving
 from shardwright.orchestrator.changes.situation import Situation, given_sizes, situation_of
-from shardwright.orchestrator.config.config import TRIES, JobConfig
+from shardwright.orchestrator.config.config import TRIES, JobConfig, Keys
 from shardwright.orchestrator.report.text import Facts, Report
 from shardwright.orchestrator.report.tried import WORTHWHILE, auto_values, gain
 from shardwright.orchestrator.report.verdict import refusals
 from shardwright.orchestrator.road.fitting import estimates
+from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.unit_errors import may_pass
 from shardwright.orchestrator.whatif.many import plans, refusal
 from shardwright.sharding.settings import AUTO
-
-if TYPE_CHECKING:
-    from shardwright.orchestrator.service.progress import Progress
 
 FAILED = "failed"  # the status of a try that may come to something else next time
 DUE_S = 11.5  # of the 12 s that a cold answer of a 70B step may take (our choice)
@@ -41,9 +39,7 @@ before compiling says least of that (our choice; of Llama-3 8B at 8,192 position
 `selective`, it says 19.0 GiB of 13.7)."""
 
 
-def advice(
-    job: JobConfig, report: Report, count: int, progress: Progress | None = None
-) -> dict[str, Any]:
+def advice(job: JobConfig, report: Report, count: int, progress: Progress | None = None) -> Facts:
     """The section `whatif` of a planned job: `tried`, at most `count`, the best first, and what is
     `left`.
     """
@@ -120,25 +116,25 @@ def _after(now: Situation, keys: Keys) -> Situation:
     return Situation(job=job, mesh=mesh or now.mesh, global_batch=samples, num_microbatches=count)
 
 
-def _tried(chosen: Sequence[Change], host: JobConfig, base: Report) -> list[dict[str, Any]]:
+def _tried(chosen: Sequence[Change], host: JobConfig, base: Report) -> list[Facts]:
     """What became of changes, measured against the job as it is; all on one executor."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Facts] = {}
     with closing(plans({change.text: change.job for change in chosen}, host)) as answers:
         for text, answer in answers:
             error = refusal(answer)
             row = _measured(answer.result(), base) if error is None else _without_answer(error)
-            found[text] = {"change": text} | row
+            found[text] = {"change": text, **row}
     return [found[change.text] for change in chosen]
 
 
-def _without_answer(error: DiagnosticError) -> dict[str, Any]:
+def _without_answer(error: DiagnosticError) -> Facts:
     """A try that was refused, or that failed, which says nothing about the change."""
     status = FAILED if may_pass(error) else "refused"
-    told = {"code": error.code, "message": error.diagnostic.message}
-    return {"status": status, "helps": False} | told
+    reason = error.diagnostic.message
+    return {"status": status, "helps": False, "code": error.code, "message": reason}
 
 
-def _measured(report: Report, base: Report) -> dict[str, Any]:
+def _measured(report: Report, base: Report) -> Facts:
     """A plan beside that of the job as it is; changes are per token."""
     memory, timing, samples = report["memory"], report["timing"], report["batch"]["global_batch"]
     usd, before = (r["cost"]["usd_per_1e6_tokens"] for r in (report, base))

@@ -8,6 +8,7 @@ to its worker. Real units through every back end: `tests/system/test_ray.py`, `t
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from shardwright.orchestrator.service.executor import (
     WorkUnit,
 )
 from shardwright.orchestrator.service.flight import fly
-from shardwright.orchestrator.service.process_backend import ProcessExecutor
+from shardwright.orchestrator.service.process_backend import ProcessExecutor, start_worker
 from shardwright.orchestrator.service.ray_backend import RayExecutor
 from shardwright.orchestrator.service.worker_pool import MAX_ATTEMPTS, PoolExecutor, WorkerLostError
 from tests.support.scripted_units import (
@@ -269,3 +270,12 @@ def test_what_was_in_flight_at_a_lost_worker_is_given_again_alone() -> None:
     assert outcomes["poison"].error.code == "SW_UNIT_POISONED"
     assert {name: o.attempts for name, o in outcomes.items()} == {"a": 2, "poison": 3, "b": 1}
     assert scarce.before == [["a"], *[[]] * MAX_ATTEMPTS]
+
+
+def test_what_a_worker_prints_is_no_part_of_the_report(capfd: pytest.CaptureFixture[str]) -> None:
+    """The standard library's `platform` prints one line as a program."""
+    worker = start_worker("platform")
+    assert worker.process.wait() == 0
+    worker.end()
+    printed = capfd.readouterr()
+    assert not printed.out and sys.platform in printed.err.lower()

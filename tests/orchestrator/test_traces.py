@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.compiler.frontend import capture as captures
 from shardwright.orchestrator.config.config import JobConfig, load
+from shardwright.orchestrator.road import stages as road
 from shardwright.orchestrator.road.stages import Stages, Traces
 from tests.support.small_job import SIZES, write_job
 
@@ -16,13 +16,13 @@ from tests.support.small_job import SIZES, write_job
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sample counts of every capture."""
-    real, seen = captures.capture, []
+    real, seen = road.capture, []
 
     def capture(task: object, samples: int, base: Path) -> object:
         seen.append(samples)
         return real(task, samples, base)
 
-    monkeypatch.setattr(captures, "capture", capture)
+    monkeypatch.setattr(road, "capture", capture)
     return seen
 
 

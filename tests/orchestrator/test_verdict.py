@@ -268,9 +268,10 @@ def unsharded(
         runs.append({"task": task.name, **arguments})
         return SimpleNamespace(losses=(5.0, 4.0), states={1: {"w": np.array([1.0])}}, metrics={})
 
-    monkeypatch.setattr("shardwright.compiler.frontend.reference.run_reference", run)
+    monkeypatch.setattr("shardwright.orchestrator.road.numerics.run_reference", run)
     monkeypatch.setattr(
-        "shardwright.orchestrator.config.model.resolve_task", lambda _job: short if narrow else full
+        "shardwright.orchestrator.road.numerics.resolve_task",
+        lambda _job: short if narrow else full,
     )
     job = load(None, ["run.steps=2", "run.seed=3", "run.data=text", *keys])
     return run_unsharded(job, 16), runs
@@ -302,10 +303,11 @@ def drawn_state(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> tuple[list[str
         told.append(arguments.get("begun"))
         return SimpleNamespace(losses=(1.0,), states={1: {"w": np.ones(1)}}, metrics={})
 
-    monkeypatch.setattr("shardwright.compiler.frontend.reference.initial_state", initial_state)
-    monkeypatch.setattr("shardwright.compiler.frontend.reference.run_reference", run)
+    monkeypatch.setattr("shardwright.orchestrator.road.numerics.initial_state", initial_state)
+    monkeypatch.setattr("shardwright.orchestrator.road.numerics.run_reference", run)
     monkeypatch.setattr(
-        "shardwright.orchestrator.config.model.resolve_task", lambda _job: short if narrow else full
+        "shardwright.orchestrator.road.numerics.resolve_task",
+        lambda _job: short if narrow else full,
     )
     run_unsharded(load(None, ["run.seed=3"]), 16, lambda _state: None)
     return drawn, told

@@ -120,7 +120,7 @@ def built(name: str, folder: Path) -> Model:
     bundle = bundle_of(road, folder / "bundle")
     job: JobConfig = load(None, [f"run.steps={STEPS}"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardwright.orchestrator.config.model.resolve_task", lambda _: task)
+        patch.setattr("shardwright.orchestrator.road.numerics.resolve_task", lambda _: task)
         reference = run_unsharded(job, BATCH)
         rounding = measure_rounding(job, BATCH, reference, 1)
     *_, host = trained((task, bundle))

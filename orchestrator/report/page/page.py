@@ -50,8 +50,7 @@ def report_page(report: Report) -> str:
             "SW_REPORT",
             f"a page requires the keys {', '.join(_NEEDED)} of a report, missing:"
             f" {', '.join(missing)}",
-            None,
-            "the report was written by an older release: run or plan the job again",
+            hint="the report was written by an older release: run or plan the job again",
         )
     timing = report["timing"]
     return (
@@ -98,7 +97,7 @@ def _settings(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
 
 
-def _auto(report: Report) -> dict[str, Any]:
+def _auto(report: Report) -> Facts:
     section, limit = decided(report), report["memory"]["limit_bytes"]
     if section is None:
         return {}
@@ -117,7 +116,7 @@ def _stored(provenance: Facts) -> list[tuple[str, str]]:
     return [("stored", when), ("ask anew", provenance.get("again", AGAIN))]
 
 
-def _goal(report: Report) -> dict[str, Any]:
+def _goal(report: Report) -> Facts:
     """What a goal comes to, in sentences and as rows; nothing without one."""
     if "goal" not in report:
         return {}
@@ -130,19 +129,19 @@ def _losses(report: Report) -> tuple[str, str] | None:
     return charts.line(losses, "loss") if sum(v is not None for v in losses) > 1 else None
 
 
-def _longest(report: Report) -> list[dict[str, Any]]:
+def _longest(report: Report) -> list[Facts]:
     """Functions whose kernels are shown: the longest, and all that matter."""
     own = [row for row in report["functions"][:FUNCTIONS] if row["kernels"]]
     least = MATTERS * report["timing"]["step_time_ps"]
     return [row for n, row in enumerate(own) if not n or row["time_ps"] >= least]
 
 
-def _tried(report: Report) -> list[dict[str, Any]]:
+def _tried(report: Report) -> list[Facts]:
     tried = report["whatif"]["tried"] if "whatif" in report else []
     return [row for row in tried if "peak_bytes" in row]
 
 
-def _highest(timeline: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _highest(timeline: list[Facts]) -> list[Facts]:
     kept = sorted(timeline, key=lambda row: -row["live_bytes"])[:MOMENTS]
     return [row for row in timeline if row in kept]
 
