@@ -304,9 +304,9 @@ def cycles(space: Space, value: Value, points: Points) -> float:
         return 0.0
     if value.op == "select" and space[value.inputs[0]].op == MASK:
         return 0.0
-    most = max([points(value), *(points(space[i]) for i in value.inputs)])
-    wide = sum(1 for i in value.inputs if points(space[i]) > 1)
-    pair = wide > 1 if value.op != SCALED else is_pair(value)
+    given = [points(space[i]) for i in value.inputs]
+    most = max([points(value), *given])
+    pair = sum(1 for n in given if n > 1) > 1 if value.op != SCALED else is_pair(value)
     factor = 2.0 if value.op == "select" or pair else 1.0
     slow = value.op in ("divide", "reciprocal")
     return max(MIN_CYCLES, most * (_DIVIDE_CYCLES if slow else factor))

@@ -20,9 +20,9 @@ from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Loop, Space, Tile
 from shardwright.compiler.schedule.engine_order import Memory, touched
 
-# (initiation interval, latency after it) of an instruction in ps.
+# (initiation interval, latency after it) of an instruction in ps, and of each of several.
 Costs = tuple[int, int]
-Cost = Callable[[Instr], Costs]
+Cost = Callable[[Sequence[Instr]], list[Costs]]
 # Longer bodies are left alone: their queues have enough to do, and ordering them takes long.
 _MAX_INSTRUCTIONS = 96
 
@@ -32,7 +32,7 @@ def overlap(kernel: Kernel, tensors: Tensors, most: int, cost: Cost) -> None:
     memory = Memory(kernel, tensors)
     for loop, count in zip(_innermost(kernel.body), unroll_factors(kernel.body, most), strict=True):
         if count:
-            costs = [cost(i) for i in loop.body if isinstance(i, Instr)]
+            costs = cost([i for i in loop.body if isinstance(i, Instr)])
             copies = [c for u in range(count) for c in _copy(loop, u, count, kernel.tiles)]
             loop.trip //= count
             loop.body[:] = schedule(copies, memory, costs * count)

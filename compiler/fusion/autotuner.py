@@ -97,7 +97,8 @@ class Autotuner:
         """
 
         def first() -> Found:
-            return self._found(self._begin(program, tensors).first(), tensors)
+            codes = self._begin(program, tensors)
+            return _found(codes, codes.first())
 
         def duration_ps() -> int:
             return self._memo.find("first", meaning(program, tensors), first).duration_ps
@@ -138,17 +139,14 @@ class Autotuner:
         meant = meaning(program, tensors)
 
         def search() -> Found:
-            made = self._begin(program, tensors).searched()
+            codes = self._begin(program, tensors)
+            made = codes.searched()
             self._codes[meant] = made, _tensors(program)
-            return self._found(made, tensors)
+            return _found(codes, made)
 
         found = self._memo.find("searched", meant, search)
         self._recipes[key] = found.recipe
         return found
-
-    def _found(self, made: Generated, tensors: Sequence[Tensor]) -> Found:
-        assert made.recipe is not None
-        return Found(made.recipe, judged_ps(made.kernel, tensors, self.target))
 
     def _repeated(
         self, key: Hashable, program: KernelProgram, tensors: Sequence[Tensor]
@@ -166,6 +164,11 @@ class Autotuner:
             name = self.target.name
             self._begun[key] = Codes(program, tensors, name, _FIRST_REGISTER, self.options)
         return self._begun[key]
+
+
+def _found(codes: Codes, made: Generated) -> Found:
+    assert made.recipe is not None
+    return Found(made.recipe, codes.judged_ps(made))
 
 
 def _once(

@@ -37,7 +37,11 @@ class Affine:
 
     def __add__(self, other: Affine | int) -> Affine:
         if isinstance(other, int):
-            return Affine(self.const + other, self.terms)
+            return Affine(self.const + other, self.terms) if other else self
+        if not other.terms:
+            return self + other.const
+        if not self.terms:
+            return other + self.const
         merged = dict(self.terms)
         for register, c in other.terms:
             merged[register] = merged.get(register, 0) + c
@@ -46,6 +50,8 @@ class Affine:
         )
 
     def __mul__(self, factor: int) -> Affine:
+        if factor == 1:
+            return self
         return Affine(
             self.const * factor, tuple((r, c * factor) for r, c in self.terms if c * factor)
         )

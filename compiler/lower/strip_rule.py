@@ -60,17 +60,17 @@ class StripRule(Rule):
         members = {t.number for t in tasks}
         inner = {t.number for t in tasks if t.op.name in REDUCTIONS and groups.is_used(t, members)}
         parallel = _parallel(space, tasks, inner)
-        biggest = max((extent(all_leaves(labels)) for labels in space.results.values()), default=1)
         if _wanders(space, tasks):
             return Refusal("space", "values walk indices that no value of the kernel joins")
+        if parallel and not inner:
+            return None
+        biggest = max((extent(all_leaves(labels)) for labels in space.results.values()), default=1)
         if not parallel:
             whole = any(
                 t.number in inner and extent(all_leaves(space.operand(t, 0))) > 1 for t in tasks
             )
             small = biggest == 1 and not whole
             return None if small else Refusal("rows", "no index is shared by all values")
-        if not inner:
-            return None
         rows = extent(parallel)
         if rows < MIN_ROWS and biggest > MIN_ROWS * rows:
             return Refusal("rows", f"{rows} rows of {biggest // rows} elements are too few")

@@ -99,6 +99,10 @@ class _Costs:
         rate = target.hbm_bytes_per_s_per_core
         self.rates = [(point.dma, rate * point.hbm) for point in points]
         self.recorded = recorded
+        cycles = self.core.compute_latency_cycles
+        self.latency_ps = {
+            Engine(name): int(cycles * PS_PER_S // hz) for name, hz in self.core.clock_hz.items()
+        }
         self.busy = [dict.fromkeys(Engine, 0) for _ in points]
         self.moves: list[list[int]] = [[] for _ in points]  # intervals of DMA instructions
         self.hbm_bytes = 0
@@ -138,8 +142,7 @@ class _Costs:
         if instr.opcode in _TOKENS:
             return [_timed(instr, 0, 0)] * len(self.rates)
         interval = instr_interval_ps(instr, self.kernel.tiles, self.tensors, self.core)
-        cycles = self.core.compute_latency_cycles
-        latency = int(cycles * PS_PER_S // self.core.clock_hz[instr.engine.value])
+        latency = self.latency_ps[instr.engine]
         latency += self.core.semaphore_ps if instr.signals else 0
         for busy in self.busy:
             busy[instr.engine] += times * interval
@@ -180,12 +183,10 @@ def _timed(instr: Instr, interval_ps: int, latency_ps: int, recorded: bool = Fal
     return Timed(queue, interval_ps, latency_ps, waits, signals, recorded, instr.borders)
 
 
-def _recovered(time: KernelTime, busiest_ps: int, core: CoreModel) -> KernelTime:
-    """A kernel whose duration above that of the busiest engine neighbours fill as far as the core's
-    `stall_recovery` says.
-    """
+def _recovered(time: KernelTime, busiest_ps: int, stall_recovery: float) -> KernelTime:
+    """A kernel of whose duration above that of the busiest engine neighbours fill a share."""
     stall = max(0, time.duration_ps - busiest_ps)
-    duration = time.duration_ps - round(core.stall_recovery * stall)
+    duration = time.duration_ps - round(stall_recovery * stall)
     return replace(time, duration_ps=duration, compute_ps=min(duration, time.compute_ps))
 
 
@@ -196,14 +197,13 @@ def _hbm_bytes(instr: Instr, tensors: Sequence[Tensor]) -> int:
     return sum(elements * tensors[pattern.buffer].dtype.bytes for pattern in patterns)
 
 
-def instr_cost(
-    instr: Instr, kernel: Kernel, tensors: Sequence[Tensor], target: Target
-) -> tuple[int, int]:
-    """(initiation interval, latency after it) of one instruction that signals; ps."""
-    alone = replace(kernel, body=[replace(instr, signals=(0,))])
-    ((timed,),) = _Costs(alone, tensors, target, (Shares(),), recorded=False).bodies
-    assert isinstance(timed, Timed)
-    return timed.interval_ps, timed.latency_ps
+def instr_costs(
+    instrs: Sequence[Instr], kernel: Kernel, tensors: Sequence[Tensor], target: Target
+) -> list[tuple[int, int]]:
+    """(initiation interval, latency after it) of every instruction, were it to signal; ps."""
+    alone = replace(kernel, body=[replace(instr, signals=(0,)) for instr in instrs])
+    (body,) = _Costs(alone, tensors, target, (Shares(),), recorded=False).bodies
+    return [(t.interval_ps, t.latency_ps) for t in body if isinstance(t, Timed)]
 
 
 def kernel_times(
@@ -220,7 +220,7 @@ def kernel_times(
 
     def time(point: int) -> KernelTime:
         alone = costs.code_time(point, Chain(target.core.semaphore_ps))
-        return _recovered(alone, costs.busiest_ps(point), target.core)
+        return _recovered(alone, costs.busiest_ps(point), target.core.stall_recovery)
 
     return _at_each(len(points), costs.key, time)
 
@@ -247,8 +247,9 @@ def judged_ps(kernel: Kernel, tensors: Sequence[Tensor], target: Target) -> int:
     """How long a kernel is judged to take by those who choose between codes and merges: beside
     neighbours that fill `JUDGED_RECOVERY` of its stalls and leave it `JUDGED_DMA` of the queues.
     """
-    machine = replace(target, core=replace(target.core, stall_recovery=JUDGED_RECOVERY))
-    return kernel_times(kernel, tensors, machine, _JUDGED, recorded=False)[0].duration_ps
+    costs = _Costs(kernel, tensors, target, _JUDGED, recorded=False)
+    alone = costs.code_time(0, Chain(target.core.semaphore_ps))
+    return _recovered(alone, costs.busiest_ps(0), JUDGED_RECOVERY).duration_ps
 
 
 def function_segments(
@@ -363,7 +364,7 @@ class _Cores:
         compute = min(duration, max(t.compute_ps for t in times))
         together = KernelTime(times[0].name, duration, _busy_ps(times), compute, moved)
         if busiest := [code.busiest_ps(point) for code in codes if code.is_code]:
-            together = _recovered(together, max(busiest), self.core)
+            together = _recovered(together, max(busiest), self.core.stall_recovery)
         lone = any(code.kernel.program.kind == "idle" for code in codes)
         self.times.append(replace(together, lone_ps=together.duration_ps) if lone else together)
 

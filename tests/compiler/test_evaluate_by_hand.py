@@ -34,7 +34,7 @@ from shardwright.compiler.timing.evaluate import (
     Shares,
     engine_spans,
     function_segments,
-    instr_cost,
+    instr_costs,
     judged_ps,
     kernel_times,
     segments_at,
@@ -73,7 +73,8 @@ def timed(one: Kernel, target: Target = TRN1N) -> KernelTime:
 
 
 def cost(instr: Instr, target: Target = TRN1N) -> tuple[int, int]:
-    return instr_cost(instr, kernel(), TENSORS, target)
+    (found,) = instr_costs([instr], kernel(), TENSORS, target)
+    return found
 
 
 def test_a_transfer_takes_as_long_as_its_engines_or_its_memory_whichever_is_slower() -> None:
@@ -91,7 +92,7 @@ def test_a_cast_reads_and_writes_bytes_of_different_widths() -> None:
     """5,000,000 fp32 are read, as many bf16 written: 20 MB + 10 MB."""
     narrow = [TENSORS[0], replace(TENSORS[1], dtype=DType.BF16)]
     assert kernel_time(kernel(COPY), narrow, TRN1N).hbm_bytes == 30_000_000
-    assert instr_cost(COPY, kernel(), narrow, TRN1N)[0] == 77_265_882  # 30 / 410 = 73,170.7
+    assert instr_costs([COPY], kernel(), narrow, TRN1N)[0][0] == 77_265_882  # 30 / 410 = 73,170.7
 
 
 def test_shares_of_engines_and_of_memory() -> None:

@@ -27,7 +27,7 @@ from shardwright.compiler.isa.program import (
     Tile,
 )
 from shardwright.compiler.machine.target import Target
-from shardwright.compiler.timing.evaluate import Shares, instr_cost, kernel_times
+from shardwright.compiler.timing.evaluate import Shares, instr_costs, kernel_times
 from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.profiles import NAMES
 from shardwright.sim_cluster.timing.step_time import Step, time_step
@@ -121,7 +121,7 @@ def _code(target: Target) -> Iterator[tuple[str, Any]]:
     kernel = Kernel(KernelProgram("compute", "r"), TILES, [])
     for name, instr in CODE.items():
         if target.core.clock_hz.get(instr.engine.value, 1):
-            interval, latency = instr_cost(instr, kernel, TENSORS, target)
+            ((interval, latency),) = instr_costs([instr], kernel, TENSORS, target)
             alone = instr_interval_ps(instr, TILES, TENSORS, target.core)
             yield name, {"interval_ps": interval, "latency_ps": latency, "engines_ps": alone}
 
