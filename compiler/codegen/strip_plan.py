@@ -222,14 +222,15 @@ class _Planner:
         extents[iter_dim] = math.ceil(size / blocks)
         return blocks == 1
 
-    def _spanned(self, value: Value) -> list[int]:
+    def _spanned(self, value: Value) -> IterDims:
         """Iter dims along the row of a value's tile."""
         spanned = value.iter_dims | value.over if value.op in STORES else value.iter_dims
-        return [a for a in spanned if a != self.partition]
+        return tuple([a for a in spanned if a != self.partition])
 
     def _tiles(self, extents: PerDim) -> list[int]:
         """Elements per partition of every value's tile."""
-        return [math.prod([extents[a] for a in iter_dims]) for iter_dims in self.spanned]
+        elements = {dims: math.prod([extents[a] for a in dims]) for dims in {*self.spanned}}
+        return [elements[dims] for dims in self.spanned]
 
     def _row_bytes(self, extents: PerDim) -> int:
         rows = zip(self._tiles(extents), self.nodes, strict=True)

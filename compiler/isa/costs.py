@@ -11,7 +11,7 @@ follows from descriptors (`dma_interval_ps`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.dtypes import DType
@@ -119,6 +119,11 @@ RULES: tuple[CostRule, ...] = (
     _on_gpsimd("iota", _DOC, "OLD"),
     _on_gpsimd("affine_select", _DOC, "OLD"),
 )
+OF_OPCODE: Mapping[str, Sequence[CostRule]] = {
+    opcode: [rule for rule in RULES if rule.opcode == opcode]
+    for opcode in dict.fromkeys(rule.opcode for rule in RULES)
+}
+"""The rules again, as they are looked up."""
 _GPSIMD_DEFAULT = _on_gpsimd("*", _UNK, _NO_RULE)
 
 
@@ -127,8 +132,8 @@ def rule_for(opcode: str, engine: Engine, operands: Operands) -> CostRule:
 
     Raises KeyError when an instruction has no cost on that engine.
     """
-    for rule in RULES:
-        if rule.opcode == opcode and rule.engine in (None, engine) and rule.holds(operands):
+    for rule in OF_OPCODE.get(opcode, ()):
+        if rule.engine in (None, engine) and rule.holds(operands):
             return rule
     if engine is Engine.GPSIMD:
         return _GPSIMD_DEFAULT

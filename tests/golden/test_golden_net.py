@@ -82,11 +82,14 @@ def test_a_damaged_cost_moves_the_time_and_no_code(
     step = step_of(cell.built, cell.built.programs)
     before = time_step(step).step_time_ps
     assert before == read(NAME)["time"]["nominal"]["step_ps"]
-    slower = [
-        dataclasses.replace(rule, slope=1.1 * rule.slope, minimum=1.1 * rule.minimum)
-        for rule in costs.RULES
-    ]
-    monkeypatch.setattr(costs, "RULES", tuple(slower))
+    slower = {
+        opcode: [
+            dataclasses.replace(rule, slope=1.1 * rule.slope, minimum=1.1 * rule.minimum)
+            for rule in rules
+        ]
+        for opcode, rules in costs.OF_OPCODE.items()
+    }
+    monkeypatch.setattr(costs, "OF_OPCODE", slower)
     assert time_step(step).step_time_ps > before
 
 
