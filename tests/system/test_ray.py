@@ -143,7 +143,7 @@ def test_a_program_that_has_loaded_jax_and_ray_before_starts_one_with_a_token() 
 def test_a_ray_that_does_not_start_is_an_error_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_head, "_MODULE", "shardwright.orchestrator.no_such_module")
+    monkeypatch.setattr(ray_head, "__name__", "shardwright.orchestrator.no_such_module")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ExecutionError, match="exit code 1") as caught:
         RayExecutor(1)
