@@ -100,9 +100,8 @@ class _Costs:
         self.rates = [(point.dma, rate * point.hbm) for point in points]
         self.recorded = recorded
         cycles = self.core.compute_latency_cycles
-        self.latency_ps = {
-            Engine(name): int(cycles * PS_PER_S // hz) for name, hz in self.core.clock_hz.items()
-        }
+        clocks = {Engine(name): hz for name, hz in self.core.clock_hz.items() if hz}
+        self.latency_ps = {engine: int(cycles * PS_PER_S // hz) for engine, hz in clocks.items()}
         self.busy = [dict.fromkeys(Engine, 0) for _ in points]
         self.moves: list[list[int]] = [[] for _ in points]  # intervals of DMA instructions
         self.hbm_bytes = 0
