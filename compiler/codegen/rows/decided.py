@@ -46,14 +46,14 @@ def decided(
     same: dict[int, int] = {}
     home: dict[int, int] = {}
     for n in stage.values:
-        value = plan.space[n]
+        value = plan.domain[n]
         branch = branches.get(n, _without_zero(plan, branches, value))
         if branch is None:
             values[n] = _unscaled(plan, values, value, same)
             continue
         values[n] = replace(value, op="convert", inputs=(branch,), attrs={})
         owner = same.get(branch, branch)
-        if not _alike(plan, value, plan.space[branch]):
+        if not _alike(plan, value, plan.domain[branch]):
             continue
         if not is_kept(n):
             same[n] = owner
@@ -66,9 +66,9 @@ def _without_zero(plan: RowPlan, branches: Mapping[int, int], value: Value) -> i
     """What a sum is where the other term is decided to be 0, as masks that are added are."""
     if value.op != "add":
         return None
-    given = [plan.space[branches.get(i, i)] for i in value.inputs]
+    given = [plan.domain[branches.get(i, i)] for i in value.inputs]
     for term, rest in zip(given, reversed(value.inputs), strict=True):
-        other = plan.space[rest]
+        other = plan.domain[rest]
         if term.op == "constant" and term.attrs["value"] == 0 and other.dtype is value.dtype:
             return rest
     return None
@@ -87,7 +87,7 @@ def _unscaled(
     if value.op != SCALED or value.attrs["scale"] != 1.0 or value.inputs[0] not in same:
         return value
     owner = same[value.inputs[0]]
-    given = plan.space[owner]
+    given = plan.domain[owner]
     if owner not in values or not is_product(given):
         return value
     attrs = {**value.attrs, "scale": given.attrs["scale"]}

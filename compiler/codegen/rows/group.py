@@ -130,7 +130,7 @@ class Group(Products):
     def stage(self, stage: Stage) -> None:
         """All code of one stage."""
         for n in stage.values:
-            self._begin(n, self.space[n])
+            self._begin(n, self.domain[n])
         if stage.inner is not None and self._takes_turns(stage):
             tiles = [
                 self._enter(Piece(p.start + at * p.extent, p.extent))
@@ -198,12 +198,12 @@ class Group(Products):
     def _carried(self, number: int, place: Scope) -> tuple[Held, int]:
         """Where a row tile adds up a fold, and its columns."""
         held = self.partial.get(number, self.held[number])
-        return placed(held, place), self.space.size(self.plan.inner(number))
+        return placed(held, place), self.domain.size(self.plan.inner(number))
 
     def open(self, folds: Iterable[int]) -> None:
         """What running passes begin with: `folds` of all row tiles of the band."""
         for n in folds:
-            value = self.space[n]
+            value = self.domain[n]
             self._begin(n, value)
             for held in (self.held.get(n), self.partial.get(n)):
                 if held is not None:
@@ -334,7 +334,7 @@ class Group(Products):
             return 3
         if step.transposes or step.number in self.plan.roles.sums:
             return 2
-        return int(step.number not in self.packed and self.space[step.number].op != "load")
+        return int(step.number not in self.packed and self.domain[step.number].op != "load")
 
     def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
         """The values of a stage in the boxes of `scope`; when pipelined those of one phase."""
@@ -385,7 +385,7 @@ class Group(Products):
         return [n for n in stage.values if n in wanted]
 
     def _has_effect(self, number: int, stage: Stage) -> bool:
-        op, plan = self.space[number].op, self.plan
+        op, plan = self.domain[number].op, self.plan
         kept = number in plan.row_buffers or number in plan.transposed or number in plan.roles.sums
         return kept or op in (*STORES, "reduce") or stage.inner is None
 
@@ -414,7 +414,7 @@ class Group(Products):
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]
         if layout.tall == self.plan.row:
-            moving = self.operand(self.space[number].inputs[0])
+            moving = self.operand(self.domain[number].inputs[0])
             self.sums.add_rows(number, scope, moving, self.rows(scope))
             return
         stationary, moving = (
@@ -439,7 +439,7 @@ class Group(Products):
         """An operand of the tensor engine in its element type; None stands for ones."""
         if number is None:
             return self.builder.filled(1.0, dtype, 1, part="ones")
-        held, value = self.operand(number), self.space[number]
+        held, value = self.operand(number), self.domain[number]
         if self.builder.dtype(held) is dtype:
             return held
         typed = self.scratch(value, scope, dtype)
@@ -452,7 +452,7 @@ def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[P
     """Pieces of the rows, `step` rows each that repeat, up to `beside` of them in one body; where
     masks decide which columns are needed, several, so that each has its own.
     """
-    size = plan.space.sizes[plan.row]
+    size = plan.domain.sizes[plan.row]
     count = size // step
     each = max(1, -(-count // (plan.most_bands if columns.masked else 1)))
     found = []

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.compiler.codegen.domain import CODELESS, Numbers, Rewriting, Space
+from shardwright.compiler.codegen.domain import CODELESS, Domain, Numbers, Rewriting
 from shardwright.compiler.codegen.rows.online import Running, merged
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
 from shardwright.compiler.isa.kernel import STORES
@@ -54,10 +54,10 @@ class Sweeping:
     online: bool = False  # passes over it work with what is not complete where they can
 
 
-def _sources(space: Space) -> set[int]:
+def _sources(domain: Domain) -> set[int]:
     """Values that are made from loads and constants alone."""
     found: set[int] = set()
-    for n, value in enumerate(space.values):
+    for n, value in enumerate(domain.values):
         if value.op not in ("reduce", "contract", *STORES) and found.issuperset(value.inputs):
             found.add(n)
     return found
@@ -66,13 +66,13 @@ def _sources(space: Space) -> set[int]:
 class Levels:
     """The level of the stage every row value and sum is made in (`run`)."""
 
-    def __init__(self, space: Space, roles: Roles, sweeping: Sweeping) -> None:
-        self.space, self.roles, self.sweeping = space, roles, sweeping
+    def __init__(self, domain: Domain, roles: Roles, sweeping: Sweeping) -> None:
+        self.domain, self.roles, self.sweeping = domain, roles, sweeping
         self.run: dict[int, int] = {}
-        self.sources = _sources(space)
+        self.sources = _sources(domain)
         self.numbers = self._needed()
         for n in self.numbers:
-            read = [i for i in space[n].inputs if i in self.run and not self._is_whole(n, i)]
+            read = [i for i in domain[n].inputs if i in self.run and not self._is_whole(n, i)]
             first = -1 if sweeping.early and n in self.sources else 0
             self.run[n] = max([first, *(self._earliest(n, i) for i in read)])
         self._delay()
@@ -84,10 +84,10 @@ class Levels:
     def _needed(self) -> list[int]:
         """Rows and sums, without what only operands that are loaded whole need."""
         mine = {*self.roles.rows, *self.roles.sums, *self.sweeping.vectors}
-        wanted = {n for n in mine if n in self.roles.sums or self.space[n].op in STORES}
+        wanted = {n for n in mine if n in self.roles.sums or self.domain[n].op in STORES}
         for n in sorted(mine, reverse=True):
             if n in wanted:
-                wanted.update(i for i in self.space[n].inputs if not self._is_whole(n, i))
+                wanted.update(i for i in self.domain[n].inputs if not self._is_whole(n, i))
         return sorted(wanted & mine)
 
     def _is_whole(self, n: int, i: int) -> bool:
@@ -95,11 +95,11 @@ class Levels:
 
     def inner(self, number: int) -> int | None:
         """The inner iter dim a value spans."""
-        return inner_of(self.roles, self.space[number])
+        return inner_of(self.roles, self.domain[number])
 
     def home(self, number: int) -> int | None:
         """The inner iter dim of the sweep a value is made in."""
-        value = self.space[number]
+        value = self.domain[number]
         if number in self.roles.sums:
             return self.driver(number)
         if value.op == "reduce":
@@ -108,15 +108,15 @@ class Levels:
 
     def driver(self, number: int) -> int | None:
         """The inner iter dim a sum is swept along: that of the operand that is ready last."""
-        inputs = [i for i in self.space[number].inputs if self.inner(i) is not None]
+        inputs = [i for i in self.domain[number].inputs if self.inner(i) is not None]
         if not inputs:
             return None
-        size = self.space.sizes
+        size = self.domain.sizes
         return self.inner(max(inputs, key=lambda i: (self.run[i], size[self.inner(i) or 0])))
 
     def _earliest(self, n: int, i: int) -> int:
         """First level at which `n` can read `i`."""
-        level = self.run[i] + (self.space[i].op == "reduce" or self.is_carried(i))
+        level = self.run[i] + (self.domain[i].op == "reduce" or self.is_carried(i))
         inner = self.inner(i)
         in_step = inner is None or (inner == self.home(n) and n not in self.roles.packed)
         return level if in_step and not self._waits(n, i) else level + 1
@@ -125,13 +125,13 @@ class Levels:
         """Whether `n` is read transposed and made from `i` alone: it costs one more row buffer."""
         if n not in self.sweeping.own_pass or i in self.sources or i in self.roles.packed:
             return False
-        return [m for m in self.space[n].inputs if self.inner(m) is not None] == [i]
+        return [m for m in self.domain[n].inputs if self.inner(m) is not None] == [i]
 
     def _delay(self) -> None:
         """Values made from loads alone, or rematerialised, move to where they are first read."""
         remat = self.sweeping.remat
         early = [n for n in self.numbers if n in remat or n in self.sources]
-        users = self.space.users(self.numbers)
+        users = self.domain.users(self.numbers)
         for n in reversed(early):
             readers = [u for u in users.get(n, ()) if not self._is_whole(u, n)]
             if readers and not any(u in self.roles.packed for u in readers):
@@ -140,11 +140,11 @@ class Levels:
 
     def is_carried(self, number: int) -> bool:
         """Whether a row value adds up the streamed iter dim: it is carried between segments."""
-        return self.sweeping.streamed in self.space[number].over and number not in self.roles.sums
+        return self.sweeping.streamed in self.domain[number].over and number not in self.roles.sums
 
     def _is_streamed(self, number: int) -> bool:
         """Whether a value needs the streamed iter dim on chip, segment by segment."""
-        value, iter_dim = self.space[number], self.sweeping.streamed
+        value, iter_dim = self.domain[number], self.sweeping.streamed
         read = value.inputs if number in self.roles.sums else ()
         return iter_dim in value.iter_dims | value.over or any(
             self.inner(i) == iter_dim for i in read
@@ -154,10 +154,10 @@ class Levels:
         """The pass of every value: odd ones go over the segments, others follow from them."""
         found: dict[int, int] = {}
         for n in self.numbers:
-            read = [i for i in self.space[n].inputs if i in self.run]
+            read = [i for i in self.domain[n].inputs if i in self.run]
             first = max((found[i] + self.is_carried(i) for i in read), default=0)
             found[n] = first + (first % 2 != self._is_streamed(n))
-        users = self.space.users(self.numbers)
+        users = self.domain.users(self.numbers)
         for n in reversed(self.numbers):
             if self._is_streamed(n) and n in users and not self.is_carried(n):
                 found[n] = min(found[u] for u in users[n])
@@ -184,7 +184,7 @@ class Levels:
         return tuple(
             Stage(level, None if inner < 0 else inner, tuple(values))
             for (level, inner), values in sorted(found.items())
-            if any(self.space[n].op not in CODELESS for n in values)
+            if any(self.domain[n].op not in CODELESS for n in values)
         )
 
     def is_late(self, n: int, i: int) -> bool:
@@ -199,8 +199,8 @@ class Levels:
         return frozenset(
             i
             for n in self.run
-            for i in self.space[n].inputs
-            if self.is_late(n, i) and self.space[i].op not in CODELESS
+            for i in self.domain[n].inputs
+            if self.is_late(n, i) and self.domain[i].op not in CODELESS
         )
 
     def read_whole(self, row_buffers: Collection[int]) -> frozenset[int]:
@@ -208,22 +208,22 @@ class Levels:
         return frozenset(
             i
             for n in self.roles.sums
-            for i in self.space[n].inputs
+            for i in self.domain[n].inputs
             if i in row_buffers and self.inner(i) != self.driver(n)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Remat:
-    """A rewritten space, the new numbers of the old values, those of what is rematerialised."""
+    """A rewritten domain, the new numbers of the old values, those of what is rematerialised."""
 
-    space: Space
+    domain: Domain
     number: dict[int, int]
     copies: frozenset[int]
 
 
 def rematerialised(levels: Levels) -> Remat:
-    """The space with copies of row buffers for late readers, those in step with a later sweep."""
+    """The domain with copies of row buffers for late readers, those in step with a later sweep."""
 
     def late(n: int, i: int) -> bool:
         return n in levels.run and levels.is_late(n, i) and levels.inner(i) == levels.home(n)
@@ -232,7 +232,7 @@ def rematerialised(levels: Levels) -> Remat:
 
 
 def made_in_passes(levels: Levels) -> Remat:
-    """The space with copies of what lies along the streamed iter dim for later passes."""
+    """The domain with copies of what lies along the streamed iter dim for later passes."""
     passes = levels.passes
 
     def moves(i: int) -> bool:
@@ -254,7 +254,7 @@ class _Copier(Rewriting):
         late: Callable[[int, int], bool],
         moves: Callable[[int], bool],
     ) -> None:
-        super().__init__(levels.space)
+        super().__init__(levels.domain)
         self.packed, self.place, self.late, self.moves = levels.roles.packed, place, late, moves
         self.copies: dict[tuple[int, int], int] = {}  # (value, place) -> copy
 

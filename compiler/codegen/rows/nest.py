@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Piece, Scope, divided, pieces
-from shardwright.compiler.codegen.domain import CODELESS, Space
+from shardwright.compiler.codegen.domain import CODELESS, Domain
 from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.rows.columns import Around, Columns
 from shardwright.compiler.codegen.rows.group import (
@@ -44,17 +44,17 @@ from shardwright.compiler.isa.kernel import Affine
 _TRIES, _TRIED_VALUES = 2, 20
 
 
-def row_candidates(space: Space, roots: list[int], room: Room) -> list[Candidate]:
+def row_candidates(domain: Domain, roots: list[int], room: Room) -> list[Candidate]:
     """Ways to tile a row kernel. Raises CompileError (no row kernel), CapacityError (none fits)."""
 
     def emit(plan: RowPlan, builder: Builder) -> None:
         Nest(builder, plan).emit()
 
-    plans, others = plan_rows(space, roots, room), list[RowPlan]()
+    plans, others = plan_rows(domain, roots, room), list[RowPlan]()
     if len(plans[0].run) > _TRIED_VALUES:
         plans = plans[:1]
     elif any(plan.engines.by_product for plan in plans[:_TRIES]):
-        others = plan_rows(space, roots, replace(room, passing=False))
+        others = plan_rows(domain, roots, replace(room, passing=False))
     # No estimate tells them apart, so every effort that times at all times all of them.
     kinds = [(p, False) for p in plans[:_TRIES]] + [(p, True) for p in others[:_TRIES]]
     return [Candidate(1.0, partial(emit, p), variant, _note(p), p) for p, variant in kinds]
@@ -73,19 +73,19 @@ class Nest:
     """Recursion over the parallel loops of one plan."""
 
     def __init__(self, builder: Builder, plan: RowPlan) -> None:
-        self.builder, self.plan, self.space = builder, plan, plan.space
-        self.height = min(builder.limits.partitions, self.space.sizes[plan.row])
+        self.builder, self.plan, self.domain = builder, plan, plan.domain
+        self.height = min(builder.limits.partitions, self.domain.sizes[plan.row])
         self.packed: dict[int, Packed] = {}
         self.whole: dict[int, Packed] = {}
         self.sums = Sums(builder, plan)
         limits = builder.limits
         self.columns = Columns(plan, limits.transpose_max, limits.moving_max)
         axes = sorted(plan.roles.inner)
-        self.shared = Frame(builder, self.space, plan.row, axes)
+        self.shared = Frame(builder, self.domain, plan.row, axes)
 
     def emit(self) -> None:
         """Everything, into the builder's body."""
-        roles, sizes = self.plan.roles, self.space.sizes
+        roles, sizes = self.plan.roles, self.domain.sizes
         extents = {a: sizes[a] for a in roles.inner} | dict.fromkeys(roles.parallel, 1)
         self._level(0, self.builder.scope(extents | {roles.row: self.height}), ())
 
@@ -93,7 +93,7 @@ class Nest:
         """Code inside `depth` parallel loops, and of a segment around them (`runs`)."""
         self._prepare(depth, scope)
         order = self.plan.order
-        own = [n for n in self.plan.roles.sums if sum_depth(order, self.space[n]) == depth]
+        own = [n for n in self.plan.roles.sums if sum_depth(order, self.domain[n]) == depth]
         streamed = self.plan.streamed
         if not (own and streamed and streamed.outside):
             self._inside(own, depth, scope, runs)
@@ -110,7 +110,7 @@ class Nest:
         if depth == len(order):
             self._groups(scope, runs)
         else:
-            for piece in pieces(self.space.sizes[order[depth]], 1):
+            for piece in pieces(self.domain.sizes[order[depth]], 1):
                 self._level(depth + 1, scope.enter(order[depth], piece), runs)
         if sums:
             self.sums.finish(sums, scope)
@@ -118,24 +118,24 @@ class Nest:
     def _depth_of(self, numbers: Iterable[int]) -> int:
         """Parallel loops that choose the points of some values."""
         order = self.plan.order
-        iter_dims = {a for n in numbers for a in self.space[n].iter_dims}
+        iter_dims = {a for n in numbers for a in self.domain[n].iter_dims}
         return max((order.index(a) + 1 for a in iter_dims if a in order), default=0)
 
     def _prepare(self, depth: int, scope: Scope) -> None:
         """Packed tiles and vectors that the loops so far choose."""
         for n in self.plan.vectors:
-            value = self.space[n]
-            here = self._depth_of(self.space.slice([n])) == depth and not self.plan.streams(n)
+            value = self.domain[n]
+            here = self._depth_of(self.domain.slice([n])) == depth and not self.plan.streams(n)
             if value.op not in CODELESS and here:
                 self.shared.emit(n, scope)
         loaded: dict[object, Packed] = {}
         for n, operands in self.plan.roles.packed.items():
             for side, into in ((1, self.packed), (0, self.whole)):
                 operand = operands[side]
-                key = (operand, self.space[n].over, self.plan.operand_type(n))
+                key = (operand, self.domain[n].over, self.plan.operand_type(n))
                 if (side == 0 and operand not in self.plan.whole) or self.plan.streams(operand):
                     continue
-                if self._depth_of(self.space.slice([operand])) == depth:
+                if self._depth_of(self.domain.slice([operand])) == depth:
                     if key not in loaded:
                         loaded[key] = pack(self.plan, n, side, scope)
                     into[n] = loaded[key]
@@ -204,7 +204,7 @@ class Streams:
 
     def bands(self) -> list[tuple[Piece, Range]]:
         """Pieces of the rows, and the rows (first, end) of each."""
-        step = min(self.plan.space.sizes[self.plan.row], self.streamed.tiles * self.height)
+        step = min(self.plan.domain.sizes[self.plan.row], self.streamed.tiles * self.height)
         found = bands(self.plan, self.shared.columns, step)
         return [(p, (p.start, p.start + p.trip * p.extent)) for p in found]
 
@@ -247,7 +247,7 @@ class Streams:
         plan, packed, loaded = self.plan, dict(self.shared.packed), dict[object, Packed]()
         for n, (_, other) in plan.roles.packed.items():
             if n in made and plan.streams(other):
-                key = (other, plan.space[n].over, plan.operand_type(n))
+                key = (other, plan.domain[n].over, plan.operand_type(n))
                 if key not in loaded:
                     loaded[key] = pack(plan, n, 1, scope)
                 packed[n] = loaded[key]
@@ -257,13 +257,13 @@ class Streams:
     def _vectors(self, made: set[int], scope: Scope) -> dict[int, Held]:
         """Values without rows that the values `made` of a segment read."""
         plan, iter_dim = self.plan, self.streamed.iter_dim
-        frame = Frame(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
+        frame = Frame(scope.builder, plan.domain, plan.row, sorted(plan.roles.inner))
         frame.held = dict(self.shared.held)
         scope = scope.straight({plan.row: Box(Affine(), self.height)})
-        needed = set(plan.space.slice(made))
+        needed = set(plan.domain.slice(made))
         found: dict[int, Held] = {}
         for n in plan.vectors:
-            value = plan.space[n]
+            value = plan.domain[n]
             if n in needed and plan.streams(n) and value.op not in CODELESS:
                 frame.emit(n, scope)
                 held = frame.held[n]

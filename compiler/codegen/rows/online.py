@@ -85,7 +85,7 @@ def merged(levels: Levels, passes: Mapping[int, int]) -> tuple[dict[int, int], t
 def _joined(levels: Levels, passes: Mapping[int, int], first: int) -> dict[int, int]:
     """Pass `first` + 2 in pass `first`, with the columns it reads; all else moves up by a pair."""
     second = [n for n, at in passes.items() if at == first + 2]
-    wanted = set(levels.space.slice(second))
+    wanted = set(levels.domain.slice(second))
     found = {n: at - 2 if at > first + 1 else at for n, at in passes.items()}
     return found | {n: first for n, at in passes.items() if at == first + 1 and n in wanted}
 
@@ -94,14 +94,14 @@ class _Pair:
     """Two neighbouring passes over the streamed iter dim, and what stands between them."""
 
     def __init__(self, levels: Levels, passes: Mapping[int, int], first: int) -> None:
-        self.levels, self.space, self.roles = levels, levels.space, levels.roles
+        self.levels, self.domain, self.roles = levels, levels.domain, levels.roles
         self.second = [n for n in sorted(passes) if passes[n] == first + 2]
         begun = [n for n in sorted(passes) if passes[n] == first]
         self.extremes = {n for n in begun if levels.is_carried(n)}
-        needed = set(self.space.slice(self.second))
+        needed = set(self.domain.slice(self.second))
         between = [n for n in sorted(passes) if passes[n] == first + 1]
         self.columns = {n for n in between if n in needed}
-        self.known = facts(self.space, range(len(self.space.values)), {})
+        self.known = facts(self.domain, range(len(self.domain.values)), {})
 
     def running(self) -> list[Running]:
         """What is rescaled when both are one pass. Raises RefusedError when they cannot be."""
@@ -109,7 +109,7 @@ class _Pair:
         require(all(map(self._is_column, self.columns)))
         forms: dict[int, _Form] = {}
         for n in self.second:
-            form = self._form(n, self.space[n], forms)
+            form = self._form(n, self.domain[n], forms)
             if form is not None:
                 forms[n] = form
         found: dict[tuple[int, float], list[int]] = {}
@@ -119,12 +119,12 @@ class _Pair:
         return [Running(c, sign, tuple(folds)) for (c, sign), folds in found.items()]
 
     def _is_extreme(self, number: int) -> bool:
-        value = self.space[number]
+        value = self.domain[number]
         plain = value.op == "reduce" and value.attrs["kind"] in EXTREMES
         return plain and value.dtype.is_float
 
     def _is_column(self, number: int) -> bool:
-        value = self.space[number]
+        value = self.domain[number]
         widens = value.op == "convert" and value.dtype is DType.F32
         return inner_of(self.roles, value) is None and (widens or value.op in _STEADY)
 
@@ -150,10 +150,10 @@ class _Pair:
 
     def _is_bounded(self, form: _Form) -> bool:
         """Whether an exponential is no larger with the maximum so far than it may be in the end."""
-        to = reference(self.space, form.column, self.extremes)
+        to = reference(self.domain, form.column, self.extremes)
         if to is None or form.x is None or form.low > _NEVER:
             return False
-        return is_bounded(self.space, (form.x, form.scale), to, form.sign)
+        return is_bounded(self.domain, (form.x, form.scale), to, form.sign)
 
     def _runs(self, number: int) -> bool:
         return number in self.columns or number in self.extremes
@@ -269,7 +269,7 @@ def start_of(value: Value) -> float:
 
 def copied(frame: Frame, running: Running, held: Held, scope: Scope) -> Held:
     """The running column as it is."""
-    copy = frame.scratch(frame.space[running.column], scope, DType.F32)
+    copy = frame.scratch(frame.domain[running.column], scope, DType.F32)
     frame.copy(scope, Engine.VECTOR, copy, held)
     return copy
 
@@ -283,7 +283,7 @@ def rescale(
 ) -> None:
     """Multiply what is `carried` (where, columns) as its column `moved` (before, now)."""
     rows, (before, now) = frame.rows(scope), moved
-    factor = frame.scratch(frame.space[running.column], scope, DType.F32)
+    factor = frame.scratch(frame.domain[running.column], scope, DType.F32)
     frame.apply(scope, "tensor_tensor", Engine.VECTOR, factor, (now, before), op="subtract")
     power = {"func": "exponential", "scale": running.sign, "bias": 0.0}
     frame.apply(scope, "activation", Engine.SCALAR, factor, (factor,), **power)

@@ -18,10 +18,10 @@ from shardwright.compiler.codegen.builder import NO_DIM
 from shardwright.compiler.codegen.contract_plan import is_natural
 from shardwright.compiler.codegen.domain import (
     CODELESS,
+    Domain,
     IterDims,
     Numbers,
     OfRoots,
-    Space,
     Value,
 )
 from shardwright.compiler.codegen.planning import Room
@@ -138,7 +138,7 @@ class Streamed:
 class RowPlan:
     """How a row kernel runs."""
 
-    space: Space
+    domain: Domain
     roles: Roles
     run: dict[int, int]  # level of the stage every value is made in
     passes: tuple[Pass, ...]  # stages in the order they run, over segments where a row is streamed
@@ -185,67 +185,67 @@ class RowPlan:
 
     def points(self, iter_dim: int) -> int:
         """Points of an iter dim that are on chip at a time."""
-        size, streamed = self.space.sizes[iter_dim], self.streamed
+        size, streamed = self.domain.sizes[iter_dim], self.streamed
         return min(size, streamed.length) if streamed and streamed.iter_dim == iter_dim else size
 
     def points_of_sum(self, iter_dim: int) -> int:
         """Points of an iter dim that a sum over rows has on chip at a time."""
         outside = self.streamed and self.streamed.outside
-        return self.points(iter_dim) if outside else self.space.sizes[iter_dim]
+        return self.points(iter_dim) if outside else self.domain.sizes[iter_dim]
 
     def streams(self, number: int) -> bool:
         """Whether a value spans the streamed iter dim."""
-        return self.stream in self.space[number].iter_dims
+        return self.stream in self.domain[number].iter_dims
 
     def carries(self, number: int) -> bool:
         """Whether a row value adds up the streamed iter dim, segment by segment."""
-        return self.stream in self.space[number].over
+        return self.stream in self.domain[number].over
 
     def inner(self, number: int) -> int | None:
         """The inner iter dim a row value spans."""
-        return inner_of(self.roles, self.space[number])
+        return inner_of(self.roles, self.domain[number])
 
     def packed_iter_dims(self, number: int, operand: int) -> IterDims:
         """What a packed tile of an operand of contraction `number` spans beside k."""
-        (depth,) = self.space[number].over
+        (depth,) = self.domain[number].over
         inside = self.roles.inner | {self.roles.row}
-        return tuple(self.space[operand].iter_dims & inside - {depth})
+        return tuple(self.domain[operand].iter_dims & inside - {depth})
 
     def is_natural(self, number: int, operand: int) -> bool:
         """Whether a packed tile arrives with k along its rows, and is transposed on the way."""
-        (depth,) = self.space[number].over
-        return is_natural(self.space, operand, depth, self.packed_iter_dims(number, operand))
+        (depth,) = self.domain[number].over
+        return is_natural(self.domain, operand, depth, self.packed_iter_dims(number, operand))
 
     def operand_type(self, number: int) -> DType:
         """Element type both operands of contraction `number` have in SBUF."""
-        return _operand_type(self.space, number)
+        return _operand_type(self.domain, number)
 
 
-def _operand_type(space: Space, number: int) -> DType:
-    types = [space[i].dtype for i in space[number].inputs]
+def _operand_type(domain: Domain, number: int) -> DType:
+    types = [domain[i].dtype for i in domain[number].inputs]
     return DType.F32 if DType.F32 in types else types[0]
 
 
-def plan_rows(space: Space, roots: Iterable[int], room: Room) -> list[RowPlan]:
+def plan_rows(domain: Domain, roots: Iterable[int], room: Room) -> list[RowPlan]:
     """Plans for everything `roots` need, the one with most row tiles in flight first.
 
     Raises: CompileError when the kernel is no row kernel, CapacityError when nothing fits.
     """
     failure: CapacityError | None = None
-    for row_space, last, roles in rows_by_work(*defer_scaling(space, roots)):
+    for row_domain, last, roles in rows_by_work(*defer_scaling(domain, roots)):
         try:
-            return _for_row(row_space, last, roles, room)
+            return _for_row(row_domain, last, roles, room)
         except CapacityError as error:
             failure = failure or error
     assert failure is not None
     raise failure
 
 
-def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
+def _for_row(domain: Domain, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
     """Plans that fit for one row iter dim; streamed ones too where no other has two row tiles in
     flight, those first that take fewer passes. Raises CapacityError when none does.
     """
-    made, values = _fused(space, last, roles, room)
+    made, values = _fused(domain, last, roles, room)
     roles = roles_for(made, _roots_of(made, values), roles.row)
     forms = _FORMS_OF_SUMS if roles.sums else _FORMS
     plans = _planned(made, roles, forms, room)
@@ -270,61 +270,61 @@ def _for_row(space: Space, last: Sequence[int], roles: Roles, room: Room) -> lis
     return found
 
 
-def _complete_apart(space: Space, roles: Roles) -> list[int]:
+def _complete_apart(domain: Domain, roles: Roles) -> list[int]:
     """The longest inner iter dim of which every segment has sums and stores of its own."""
-    values = space.values
+    values = domain.values
     ends = [*roles.sums, *(n for n in roles.rows if values[n].op in STORES)]
     spanned = roles.inner.intersection(*(values[n].iter_dims for n in ends))
     added = {a for n in roles.rows if n not in roles.sums for a in values[n].over}
-    order = _parallel_order(space, roles)
+    order = _parallel_order(domain, roles)
     nested = len({sum_depth(order, values[n]) for n in roles.sums}) == 1
-    return sorted(spanned - added, key=lambda a: -space.sizes[a])[:1] if nested else []
+    return sorted(spanned - added, key=lambda a: -domain.sizes[a])[:1] if nested else []
 
 
 def _fitting(plans: Iterable[RowPlan], room: Room) -> list[RowPlan]:
     return [p for p in plans if size_of(p, room.limits).total <= room.budget]
 
 
-def _roots_of(space: Space, numbers: Iterable[int]) -> list[int]:
-    return [n for n in numbers if space[n].op in STORES]
+def _roots_of(domain: Domain, numbers: Iterable[int]) -> list[int]:
+    return [n for n in numbers if domain[n].op in STORES]
 
 
 def _planned(
-    space: Space, roles: Roles, forms: Iterable[_Form], room: Room, streamed: int = NO_DIM
+    domain: Domain, roles: Roles, forms: Iterable[_Form], room: Room, streamed: int = NO_DIM
 ) -> list[RowPlan]:
     """A plan for every form."""
     forms = [replace(form, streamed=streamed) for form in forms]
     made = {
-        form.sweeps: _swept(space, roles, form, room)
+        form.sweeps: _swept(domain, roles, form, room)
         for form in {form.sweeps: form for form in forms}.values()
     }
     plans = [_formed(made[form.sweeps], form, room.limits) for form in forms]
     return [p for p, form in zip(plans, forms, strict=True) if p.online is form.online]
 
 
-def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
+def _swept(domain: Domain, roles: Roles, form: _Form, room: Room) -> RowPlan:
     """The plan of a form for one row tile."""
-    space = replace(space, values=list(space.values))
+    domain = replace(domain, values=list(domain.values))
     sweeping = Sweeping(
-        whole=frozenset() if form.single_buffered else _whole_operands(space, roles),
-        vectors=_free_vectors(space, roles) if form.single_buffered else frozenset(),
+        whole=frozenset() if form.single_buffered else _whole_operands(domain, roles),
+        vectors=_free_vectors(domain, roles) if form.single_buffered else frozenset(),
         early=form.remat or form.streamed != NO_DIM,
         streamed=form.streamed,
         online=form.online,
     )
     if form.own_pass:
-        sweeping = replace(sweeping, own_pass=frozenset(_transposed(space, roles, sweeping.whole)))
-    levels = Levels(space, roles, sweeping)
+        sweeping = replace(sweeping, own_pass=frozenset(_transposed(domain, roles, sweeping.whole)))
+    levels = Levels(domain, roles, sweeping)
     if form.streamed != NO_DIM:
         levels = _rewritten(levels, made_in_passes(levels))
     if form.remat:
         levels = _rewritten(levels, rematerialised(levels))
-    space, roles, row_buffers = levels.space, levels.roles, levels.row_buffers()
-    transposed = _transposed(space, roles, sweeping.whole)
-    over = Banks(space, roles, levels.run, {*row_buffers, *transposed}).reused()
-    work = Work(space, roles, levels.run, transposed, over.pairs, form.in_flight, room)
+    domain, roles, row_buffers = levels.domain, levels.roles, levels.row_buffers()
+    transposed = _transposed(domain, roles, sweeping.whole)
+    over = Banks(domain, roles, levels.run, {*row_buffers, *transposed}).reused()
+    work = Work(domain, roles, levels.run, transposed, over.pairs, form.in_flight, room)
     return RowPlan(
-        space=space,
+        domain=domain,
         roles=roles,
         run=levels.run,
         passes=levels.in_passes(),
@@ -332,7 +332,7 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
         read_whole=levels.read_whole(row_buffers),
         vectors=tuple(n for n in roles.shared if n not in levels.run),
         transposed=transposed,
-        order=_parallel_order(space, roles),
+        order=_parallel_order(domain, roles),
         fold={},
         whole=sweeping.whole,
         engines=work.assigned(),
@@ -343,19 +343,19 @@ def _swept(space: Space, roles: Roles, form: _Form, room: Room) -> RowPlan:
 
 def _rewritten(levels: Levels, remat: Remat) -> Levels:
     """`levels` with values rematerialised where they would be kept."""
-    roots = [remat.number[n] for n in _roots_of(levels.space, (*levels.run, *levels.roles.late))]
-    roles = roles_for(remat.space, roots, levels.roles.row)
+    roots = [remat.number[n] for n in _roots_of(levels.domain, (*levels.run, *levels.roles.late))]
+    roles = roles_for(remat.domain, roots, levels.roles.row)
     in_sweeps = bool(levels.sweeping.vectors)
     sweeping = replace(
         levels.sweeping,
-        vectors=_free_vectors(remat.space, roles) if in_sweeps else frozenset(),
+        vectors=_free_vectors(remat.domain, roles) if in_sweeps else frozenset(),
         own_pass=frozenset(remat.number[n] for n in levels.sweeping.own_pass),
         remat=remat.copies,
     )
-    return Levels(remat.space, roles, sweeping)
+    return Levels(remat.domain, roles, sweeping)
 
 
-def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
+def _free_vectors(domain: Domain, roles: Roles) -> frozenset[int]:
     """Values without the row iter dim that follow from counts and constants: blocks of them are
     made where they are read, unless a vector that is held for all rows reads them too.
     """
@@ -363,9 +363,10 @@ def _free_vectors(space: Space, roles: Roles) -> frozenset[int]:
     free = {
         n
         for n in roles.shared
-        if inner_of(roles, space[n]) is not None and {space[m].op for m in space.slice([n])} <= ops
+        if inner_of(roles, domain[n]) is not None
+        and {domain[m].op for m in domain.slice([n])} <= ops
     }
-    return frozenset(free.difference(space.slice(set(roles.shared) - free)))
+    return frozenset(free.difference(domain.slice(set(roles.shared) - free)))
 
 
 def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
@@ -374,7 +375,7 @@ def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
     in order, and so has then the other operand; so have segments.
     """
     in_flight, block = form.in_flight, limits.contraction_max * form.in_flight
-    ordered, sizes = {*_ordered(plan), form.streamed}, plan.space.sizes
+    ordered, sizes = {*_ordered(plan), form.streamed}, plan.domain.sizes
     folded = [a for a in plan.roles.inner if a not in ordered and sizes[a] % block == 0]
     segments = Streamed(form.streamed, form.length, form.tiles, form.outside)
     return replace(
@@ -390,7 +391,7 @@ def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
 def _ordered(plan: RowPlan) -> set[int]:
     """Inner iter dims that a packed tile of some contraction is transposed along."""
     found: set[int] = set()
-    for number, value in enumerate(plan.space.values):
+    for number, value in enumerate(plan.domain.values):
         if value.op == "contract" and value.over <= plan.roles.inner:
             packed = [n for n in value.inputs if n not in plan.transposed]
             if any(plan.is_natural(number, n) for n in packed):
@@ -400,7 +401,7 @@ def _ordered(plan: RowPlan) -> set[int]:
 
 def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
     """What the smallest of `plans` lacks."""
-    sized = [(size_of(p, room.limits), p.space.name) for p in plans]
+    sized = [(size_of(p, room.limits), p.domain.name) for p in plans]
     size, name = min(sized, key=lambda s: s[0].total)
     return CapacityError(
         "SW_SBUF_CAPACITY",
@@ -411,44 +412,44 @@ def _overflow(plans: Iterable[RowPlan], room: Room) -> CapacityError:
     )
 
 
-def _fused(space: Space, roots: Sequence[int], roles: Roles, room: Room) -> OfRoots:
+def _fused(domain: Domain, roots: Sequence[int], roles: Roles, room: Room) -> OfRoots:
     def points(value: Value) -> int:
         most = room.limits.moving_max
-        return math.prod(min(space.sizes[a], most) for a in value.iter_dims & roles.inner)
+        return math.prod(min(domain.sizes[a], most) for a in value.iter_dims & roles.inner)
 
-    return fusion.fuse(space, space.slice(roots), points, room.rates)
+    return fusion.fuse(domain, domain.slice(roots), points, room.rates)
 
 
-def _whole_operands(space: Space, roles: Roles) -> frozenset[int]:
+def _whole_operands(domain: Domain, roles: Roles) -> frozenset[int]:
     """Operands that span the rows, are made from loads alone and are short enough to be loaded for
     all rows at once: their transfers then move long runs, and well before the rows need them.
     """
     found: set[int] = set()
     for n, (tall, _) in roles.packed.items():
-        ops = {space[m].op for m in space.slice([tall])}
-        (depth,) = space[n].over
-        short = space.sizes[roles.row] * _operand_type(space, n).bytes <= _WHOLE_BYTES
-        chunks = -(-space.sizes[depth] // 128)
+        ops = {domain[m].op for m in domain.slice([tall])}
+        (depth,) = domain[n].over
+        short = domain.sizes[roles.row] * _operand_type(domain, n).bytes <= _WHOLE_BYTES
+        chunks = -(-domain.sizes[depth] // 128)
         if not ops & {"reduce", "contract"} and short and chunks == 1:
             found.add(tall)
     return frozenset(found)
 
 
-def _transposed(space: Space, roles: Roles, whole: frozenset[int]) -> dict[int, DType]:
+def _transposed(domain: Domain, roles: Roles, whole: frozenset[int]) -> dict[int, DType]:
     found: dict[int, DType] = {}
     for n, (tall, _) in roles.packed.items():
         if tall in whole:
             continue
-        wanted = _operand_type(space, n)
+        wanted = _operand_type(domain, n)
         found[tall] = DType.F32 if DType.F32 in (wanted, found.get(tall)) else wanted
     return found
 
 
-def _parallel_order(space: Space, roles: Roles) -> IterDims:
+def _parallel_order(domain: Domain, roles: Roles) -> IterDims:
     """Parallel loops: those that choose what is packed outside, those that sums run over inside."""
-    summed = {a for n in roles.sums for a in space[n].over}
-    chosen = {a for _, p in roles.packed.values() for a in space[p].iter_dims}
-    stores = [v.map for v in space.values if v.op == "store" and v.map]
+    summed = {a for n in roles.sums for a in domain[n].over}
+    chosen = {a for _, p in roles.packed.values() for a in domain[p].iter_dims}
+    stores = [v.map for v in domain.values if v.op == "store" and v.map]
 
     def rank(iter_dim: int) -> tuple[bool, bool, int, int]:
         step = max((abs(w.stride(iter_dim)) for w in stores), default=0)
@@ -456,12 +457,12 @@ def _parallel_order(space: Space, roles: Roles) -> IterDims:
 
     order = tuple(sorted(roles.parallel, key=rank))
     for n in roles.sums:
-        value = space[n]
+        value = domain[n]
         inside = order[sum_depth(order, value) :]
         if not set(inside) <= value.over or not set(order) <= value.over | value.iter_dims:
             raise CompileError(
                 "SW_CODEGEN_ROWS",
-                f"kernel {space.name} requires sums over rows whose parallel loops nest",
+                f"kernel {domain.name} requires sums over rows whose parallel loops nest",
                 hint="lower the contractions to kernels of their own",
             )
     return order

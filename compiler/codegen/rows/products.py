@@ -45,19 +45,19 @@ class Products(Frame):
     """
 
     def __init__(self, plan: RowPlan, scope: Scope, shared: Shared, rows: Range) -> None:
-        super().__init__(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
+        super().__init__(scope.builder, plan.domain, plan.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span = plan, scope, rows
         self.packed, self.whole = shared.packed, shared.whole
         self.sums, self.columns, self.segments = shared.sums, shared.columns, shared.segments
         self.held = dict(shared.held)
-        self.users = plan.space.users((*plan.roles.rows, *plan.roles.sums))
+        self.users = plan.domain.users((*plan.roles.rows, *plan.roles.sums))
         self.transposed: dict[int, Held] = {}
         self.decided = Decided()  # of the block at hand
         self.iteration: Iteration | None = None  # of the block at hand, in a pipelined sweep
 
     def unit(self, iter_dim: int) -> int:
         """Points of an iter dim in one transposed chunk."""
-        return min(self.space.sizes[iter_dim], self.builder.limits.transpose_max)
+        return min(self.domain.sizes[iter_dim], self.builder.limits.transpose_max)
 
     def runs(self, iter_dim: int) -> tuple[Run, ...]:
         """Runs of blocks of an iter dim, counted from the first point that is on chip."""
@@ -125,7 +125,7 @@ class Products(Frame):
 
     def _chunks(self, number: int, packed: Packed) -> list[tuple[int, int]]:
         """(first chunk, how many) of the summed iter dim that are computed, a short last alone."""
-        (over,) = self.space[number].over
+        (over,) = self.domain[number].over
         found: list[tuple[int, int]] = []
         for run in self.runs(over):
             end = run.piece.start + run.piece.extent * run.piece.trip
@@ -154,7 +154,7 @@ class Products(Frame):
         rows, width = self.rows(scope), scope.extent(self.plan.inner(number))
         out = scope.flat(self.held[number], rows, width)
         given = scope.on_chip(bank, rows, ((1, width), (1, 1)))
-        scope.add_up(out, given, scope.zero_when(self.space[number].over))
+        scope.add_up(out, given, scope.zero_when(self.domain[number].over))
 
     def _copier(self, copy: Copy) -> Engine:
         return Engine.VECTOR if copy in self.plan.engines.vector_copies else Engine.SCALAR
@@ -171,8 +171,8 @@ class Products(Frame):
 
     def _reads_psum(self, number: int) -> bool:
         """Whether the engine of a reader reaches PSUM: Vector and Scalar do, for floats."""
-        value = self.space[number]
-        mixed = [self.space[i].dtype for i in value.inputs[value.op == "select" :]]
+        value = self.domain[number]
+        mixed = [self.domain[i].dtype for i in value.inputs[value.op == "select" :]]
         floats = all(t.is_float for t in (value.dtype, *mixed))
         return value.op in READ_PSUM and floats and number not in self.plan.roles.sums
 

@@ -44,7 +44,7 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
     size = Size()
     _of_rows(size, plan, limits)
     _of_packed(size, plan, limits)
-    values, slots = plan.space.values, 1 if plan.single_buffered else 2
+    values, slots = plan.domain.values, 1 if plan.single_buffered else 2
     for n in plan.vectors:
         places = 2 if plan.streams(n) else 1
         size.add(f"vector {values[n].op}{n}", places * _width(plan, n) * values[n].dtype.bytes)
@@ -61,7 +61,7 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
 
 def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
     """A group's tiles, and those the next group fills meanwhile."""
-    values = plan.space.values
+    values = plan.domain.values
     for n in plan.row_buffers:
         held = _width(plan, n) * values[n].dtype.bytes
         size.add(f"row buffer {values[n].op}{n}", held * _tiles(plan, n))
@@ -80,7 +80,7 @@ def _tiles(plan: RowPlan, number: int) -> int:
 
 def _of_packed(size: Size, plan: RowPlan, limits: Limits) -> None:
     """Operands held for all rows: twice for the next one, once for rows not transposed yet."""
-    space, values, counted = plan.space, plan.space.values, set[object]()
+    domain, values, counted = plan.domain, plan.domain.values, set[object]()
     if plan.single_buffered:
         size.add("rows to pack", 2 * STAGING_BYTES)
     for n, (tall, other) in plan.roles.packed.items():
@@ -92,7 +92,7 @@ def _of_packed(size: Size, plan: RowPlan, limits: Limits) -> None:
             places = 2 if plan.streams(other) else 1
             size.add(f"packed {other}", places * held if plan.single_buffered else 3 * held)
         if tall in plan.whole:
-            size.add(f"rows {tall}", 3 * space.sizes[plan.row] * item)
+            size.add(f"rows {tall}", 3 * domain.sizes[plan.row] * item)
 
 
 def _width(plan: RowPlan, number: int) -> int:
@@ -102,7 +102,7 @@ def _width(plan: RowPlan, number: int) -> int:
 
 def _block_bytes(plan: RowPlan, stage: Stage, limits: Limits) -> int:
     """Largest number of bytes of a block's values alive at a time, twice for those that rotate."""
-    values = plan.space.values
+    values = plan.domain.values
     last = {i: n for n in stage.values for i in values[n].inputs}
     tiled = {n for n in stage.values if values[n].op not in CODELESS}
     alive = peak = 0

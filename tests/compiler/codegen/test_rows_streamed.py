@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.planning import Rates, Room
 from shardwright.compiler.codegen.rows import plan_rows
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.machine.target import Limits, load_target
@@ -32,9 +32,9 @@ def small(sbuf_bytes: int) -> Limits:
 
 def plan_of(m: Maker, limits: Limits) -> RowPlan:
     """The first plan for a kernel that may fill all of SBUF."""
-    space = normalise(m.program())
+    domain = normalise(m.program())
     rates = Rates(load_target(TARGET).core)
-    return plan_rows(space, space.roots, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
+    return plan_rows(domain, domain.roots, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
 
 
 def streamed_limits(m: Maker) -> Limits:
