@@ -201,7 +201,7 @@ class Group(Products):
         return placed(held, place), self.domain.size(self.plan.inner(number))
 
     def open(self, folds: Iterable[int]) -> None:
-        """What running passes begin with: `folds` of all row tiles of the band."""
+        """What running loops begin with: `folds` of all row tiles of the band."""
         for n in folds:
             value = self.domain[n]
             self._begin(n, value)

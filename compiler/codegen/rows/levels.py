@@ -2,7 +2,7 @@
 
 A value that reads a reduction or a transposed operand belongs to a later level than what it reads;
 values of one level and one inner iter dim share a sweep. What another sweep reads again lies in a
-row-resident buffer. Where a row is streamed, a segment at a time, sweeps lie in passes over those.
+row-resident buffer. Where a row is streamed, a segment at a time, sweeps lie in loops over those.
 
 What a row buffer is made of (products with packed tiles, loads, columns) is still there when a
 later sweep runs, so it can be computed there a second time: scores cost one more product per block,
@@ -31,7 +31,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class BlockLoop:
     """Stages that run together, once per segment if `streamed`, with `running` columns."""
 
     streamed: bool
@@ -51,7 +51,7 @@ class Sweeping:
     remat: frozenset[int] = frozenset()  # values that are made where they are read
     early: bool = False  # loads for another sweep come before the first one
     streamed: int = -1  # iter dim of which only a segment is on chip at a time (-1: none)
-    online: bool = False  # passes over it work with what is not complete where they can
+    online: bool = False  # loops over it work with what is not complete where they can
 
 
 def _sources(domain: Domain) -> set[int]:
@@ -76,10 +76,10 @@ class Levels:
             first = -1 if sweeping.early and n in self.sources else 0
             self.run[n] = max([first, *(self._earliest(n, i) for i in read)])
         self._delay()
-        self.passes = self._in_passes()
+        self.loops = self._in_loops()
         self.running: tuple[Running, ...] = ()
         if sweeping.online:
-            self.passes, self.running = merged(self, self.passes)
+            self.loops, self.running = merged(self, self.loops)
 
     def _needed(self) -> list[int]:
         """Rows and sums, without what only operands that are loaded whole need."""
@@ -150,8 +150,8 @@ class Levels:
             self.inner(i) == iter_dim for i in read
         )
 
-    def _in_passes(self) -> dict[int, int]:
-        """The pass of every value: odd ones go over the segments, others follow from them."""
+    def _in_loops(self) -> dict[int, int]:
+        """The loop of every value: odd ones go over the segments, others follow from them."""
         found: dict[int, int] = {}
         for n in self.numbers:
             read = [i for i in self.domain[n].inputs if i in self.run]
@@ -163,15 +163,15 @@ class Levels:
                 found[n] = min(found[u] for u in users[n])
         return found
 
-    def in_passes(self) -> tuple[Pass, ...]:
-        """The stages of every pass in order."""
+    def in_loops(self) -> tuple[BlockLoop, ...]:
+        """The stages of every loop in order."""
         found = (
-            Pass(
+            BlockLoop(
                 at % 2 == 1,
-                self._stages([n for n in self.run if self.passes[n] == at]),
-                tuple(r for r in self.running if self.passes[r.column] == at),
+                self._stages([n for n in self.run if self.loops[n] == at]),
+                tuple(r for r in self.running if self.loops[r.column] == at),
             )
-            for at in sorted(set(self.passes.values()))
+            for at in sorted(set(self.loops.values()))
         )
         return tuple(one for one in found if one.stages)
 
@@ -188,10 +188,10 @@ class Levels:
         )
 
     def is_late(self, n: int, i: int) -> bool:
-        """Whether `n` reads `i` by element outside the sweep, or the pass, that makes it."""
+        """Whether `n` reads `i` by element outside the sweep, or the loop, that makes it."""
         if n in self.roles.packed or i not in self.run or self.inner(i) is None:
             return False
-        apart = self.run[i] != self.run[n] or self.passes[i] != self.passes[n]
+        apart = self.run[i] != self.run[n] or self.loops[i] != self.loops[n]
         return apart or self.inner(i) != self.home(n)
 
     def row_buffers(self) -> frozenset[int]:
@@ -231,17 +231,17 @@ def rematerialised(levels: Levels) -> Remat:
     return _Copier(levels, levels.run, late, lambda i: levels.inner(i) is not None).remat()
 
 
-def made_in_passes(levels: Levels) -> Remat:
-    """The domain with copies of what lies along the streamed iter dim for later passes."""
-    passes = levels.passes
+def made_in_loops(levels: Levels) -> Remat:
+    """The domain with copies of what lies along the streamed iter dim for later loops."""
+    loops = levels.loops
 
     def moves(i: int) -> bool:
         return levels.inner(i) == levels.sweeping.streamed
 
     def late(n: int, i: int) -> bool:
-        return n in passes and i in passes and moves(i) and passes[n] != passes[i]
+        return n in loops and i in loops and moves(i) and loops[n] != loops[i]
 
-    return _Copier(levels, passes, late, moves).remat()
+    return _Copier(levels, loops, late, moves).remat()
 
 
 class _Copier(Rewriting):

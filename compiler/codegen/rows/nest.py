@@ -6,9 +6,9 @@ every group one stage behind the group before it, so that engines work on one wh
 then what follows from the sums.
 
 Where the longest inner iter dim is walked in segments, what of it is loaded for all rows comes one
-segment at a time, for a band of row tiles: for bands: for passes: for segments: load packed tiles
-and vectors; for groups of row tiles: the stages of the pass. Masked segments are left out band by
-band. What a row tile adds up over the iter dim stays with the band until the pass ends. A segment
+segment at a time, for a band of row tiles: for bands: for loops: for segments: load packed tiles
+and vectors; for groups of row tiles: the stages of the loop. Masked segments are left out band by
+band. What a row tile adds up over the iter dim stays with the band until the loop ends. A segment
 may lie around the loops that a sum over rows takes: it is loaded in front of the bands.
 """
 
@@ -31,7 +31,7 @@ from shardwright.compiler.codegen.rows.group import (
     in_stages,
 )
 from shardwright.compiler.codegen.rows.interval_analysis import Range
-from shardwright.compiler.codegen.rows.levels import Pass
+from shardwright.compiler.codegen.rows.levels import BlockLoop
 from shardwright.compiler.codegen.rows.packing import Packed, pack
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth
 from shardwright.compiler.codegen.rows.products import Shared
@@ -64,7 +64,7 @@ def _note(plan: RowPlan) -> str:
     """What a user may want to know of a plan."""
     if not plan.streamed:
         return ""
-    count = sum(one.streamed for one in plan.passes)
+    count = sum(one.streamed for one in plan.loops)
     passes = "online, one pass" if plan.online and count == 1 else f"{count} passes"
     return f"rows streamed, {plan.streamed.length} columns at a time, {passes}"
 
@@ -192,7 +192,7 @@ class Streams:
         """Band after band, of the segment `around` them all if there is one."""
         iter_dim, row, shared = self.streamed.iter_dim, self.plan.row, self.shared
         if around:
-            made = {n for one in self.plan.passes if one.streamed for s in one.stages
+            made = {n for one in self.plan.loops if one.streamed for s in one.stages
                     for n in s.values}  # fmt: skip
             shared = self._loaded(made, scope)
         for at, (piece, rows) in enumerate(self.bands()):
@@ -211,7 +211,7 @@ class Streams:
     def _whole(self, scope: Scope, rows: Range, shared: Shared) -> None:
         """One band with the segment that is there."""
         band = self._kept(scope)
-        for one in self.plan.passes:
+        for one in self.plan.loops:
             self._tiles(one, scope, band, rows, shared)
 
     def _kept(self, scope: Scope) -> Band:
@@ -221,7 +221,7 @@ class Streams:
         """One band, that only ever has the rows (first, end)."""
         iter_dim, band = self.streamed.iter_dim, self._kept(scope)
         segments = self.shared.columns.segments(iter_dim, rows, self.streamed.length)
-        for one in self.plan.passes:
+        for one in self.plan.loops:
             if not one.streamed:
                 self._tiles(one, scope, band, rows, self.shared)
                 continue
@@ -233,8 +233,8 @@ class Streams:
                 here = replace(shared, segments={iter_dim: segment.runs})
                 self._tiles(one, place, band, rows, here)
 
-    def _open(self, one: Pass, scope: Scope, band: Band, rows: Range) -> None:
-        """What a pass with running columns begins with."""
+    def _open(self, one: BlockLoop, scope: Scope, band: Band, rows: Range) -> None:
+        """What a loop with running columns begins with."""
         place = scope.straight({BAND_TILE: Box(Affine(), 1)})
         first = Group(self.plan, place, self.shared, self.height, rows, band)
         first.open(n for s in one.stages for n in s.values if self.plan.carries(n))
@@ -271,8 +271,8 @@ class Streams:
                 found[n] = replace(held, offset=held.offset + back)
         return found
 
-    def _tiles(self, one: Pass, scope: Scope, band: Band, rows: Range, shared: Shared) -> None:
-        """The stages of a pass for all row tiles of a band."""
+    def _tiles(self, one: BlockLoop, scope: Scope, band: Band, rows: Range, shared: Shared) -> None:
+        """The stages of a loop for all row tiles of a band."""
         row, step = self.plan.row, self.height * self.plan.in_flight
         extent = scope.extent(row)
         for piece in pieces(extent, min(extent, step * SIDE_BY_SIDE)):

@@ -1,12 +1,12 @@
-"""Which passes over a streamed row can be one: sums that follow from a running maximum.
+"""Which loops over a streamed row can be one: sums that follow from a running maximum.
 
-A maximum over the streamed iter dim is complete after its pass. Where all that a later pass adds up
-is a product with exp(c), c a column that follows from the maximum, the two passes are one: every
+A maximum over the streamed iter dim is complete after its loop. Where all that a later loop adds up
+is a product with exp(c), c a column that follows from the maximum, the two loops are one: every
 segment works with the columns of the maximum so far, and what was added up before is multiplied by
 exp(c - c before). Online softmax is one case of it. Nothing here depends on how a softmax is
 spelled: a value has a form (`_Form`) that follows from the forms of what it reads. What the maximum
 is of decides whether early products are within bounds (`bounds.py`). What was added up
-before is multiplied when the column it follows moves. A pass with something running begins with
+before is multiplied when the column it follows moves. A loop with something running begins with
 maxima of the lowest number and sums of 0, and with the columns that follow from them, so that the
 first segment is like every other: exp(c - c before) is then 0, or what it multiplies is.
 """
@@ -43,7 +43,7 @@ _STEADY = nodes_of(NodeKind.STEADY)
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """`folds` of a pass are multiplied by exp(sign * (column - column before))."""
+    """`folds` of a loop are multiplied by exp(sign * (column - column before))."""
 
     column: int
     sign: float
@@ -68,9 +68,9 @@ class _Form:
 _Forms = list[_Form | None]
 
 
-def merged(levels: Levels, passes: Mapping[int, int]) -> tuple[dict[int, int], tuple[Running, ...]]:
-    """(pass of every value, pairs of passes being one where they can, what is rescaled)."""
-    found, running, first = dict(passes), list[Running](), 1
+def merged(levels: Levels, loops: Mapping[int, int]) -> tuple[dict[int, int], tuple[Running, ...]]:
+    """(loop of every value, pairs of loops being one where they can, what is rescaled)."""
+    found, running, first = dict(loops), list[Running](), 1
     while first + 2 <= max(found.values(), default=0):
         try:
             here = _Pair(levels, found, first).running()
@@ -82,29 +82,29 @@ def merged(levels: Levels, passes: Mapping[int, int]) -> tuple[dict[int, int], t
     return found, tuple(running)
 
 
-def _joined(levels: Levels, passes: Mapping[int, int], first: int) -> dict[int, int]:
-    """Pass `first` + 2 in pass `first`, with the columns it reads; all else moves up by a pair."""
-    second = [n for n, at in passes.items() if at == first + 2]
+def _joined(levels: Levels, loops: Mapping[int, int], first: int) -> dict[int, int]:
+    """Loop `first` + 2 in loop `first`, with the columns it reads; all else moves up by a pair."""
+    second = [n for n, at in loops.items() if at == first + 2]
     wanted = set(levels.domain.slice(second))
-    found = {n: at - 2 if at > first + 1 else at for n, at in passes.items()}
-    return found | {n: first for n, at in passes.items() if at == first + 1 and n in wanted}
+    found = {n: at - 2 if at > first + 1 else at for n, at in loops.items()}
+    return found | {n: first for n, at in loops.items() if at == first + 1 and n in wanted}
 
 
 class _Pair:
-    """Two neighbouring passes over the streamed iter dim, and what stands between them."""
+    """Two neighbouring loops over the streamed iter dim, and what stands between them."""
 
-    def __init__(self, levels: Levels, passes: Mapping[int, int], first: int) -> None:
+    def __init__(self, levels: Levels, loops: Mapping[int, int], first: int) -> None:
         self.levels, self.domain, self.roles = levels, levels.domain, levels.roles
-        self.second = [n for n in sorted(passes) if passes[n] == first + 2]
-        begun = [n for n in sorted(passes) if passes[n] == first]
+        self.second = [n for n in sorted(loops) if loops[n] == first + 2]
+        begun = [n for n in sorted(loops) if loops[n] == first]
         self.extremes = {n for n in begun if levels.is_carried(n)}
         needed = set(self.domain.slice(self.second))
-        between = [n for n in sorted(passes) if passes[n] == first + 1]
+        between = [n for n in sorted(loops) if loops[n] == first + 1]
         self.columns = {n for n in between if n in needed}
         self.known = facts(self.domain, range(len(self.domain.values)), {})
 
     def running(self) -> list[Running]:
-        """What is rescaled when both are one pass. Raises RefusedError when they cannot be."""
+        """What is rescaled when both are one loop. Raises RefusedError when they cannot be."""
         require(bool(self.second) and all(map(self._is_extreme, self.extremes)))
         require(all(map(self._is_column, self.columns)))
         forms: dict[int, _Form] = {}

@@ -28,12 +28,12 @@ from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
 from shardwright.compiler.codegen.rows.engines import Banks, EngineAssignment, Work
 from shardwright.compiler.codegen.rows.levels import (
+    BlockLoop,
     Levels,
-    Pass,
     Remat,
     Stage,
     Sweeping,
-    made_in_passes,
+    made_in_loops,
     rematerialised,
 )
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of, roles_for, rows_by_work
@@ -57,7 +57,7 @@ class _Form:
     streamed: int = NO_DIM  # the iter dim that is walked in segments
     length: int = 0  # points of a segment
     tiles: int = 0  # row tiles that share what is loaded for a segment
-    online: bool = False  # fewer passes over the segments
+    online: bool = False  # fewer loops over the segments
     outside: bool = False  # segments are walked around all rows
 
     @property
@@ -89,7 +89,7 @@ _FORMS_OF_SUMS = (
     _Form(1, newest_first=True, single_buffered=True, remat=True, no_overlap=True),
 )
 
-# More row tiles load segments less often, two in flight keep engines busy, an online pass saves one
+# More row tiles load segments less often, two in flight keep engines busy, an online loop saves one
 # (our choice, by time of attention at 16384 and 32768 positions).
 _NARROW = _Form(1, newest_first=True, single_buffered=True, no_overlap=True, length=512, tiles=4)
 _STREAMED_FORMS = (
@@ -141,7 +141,7 @@ class RowPlan:
     domain: Domain
     roles: Roles
     run: dict[int, int]  # level of the stage every value is made in
-    passes: tuple[Pass, ...]  # stages in the order they run, over segments where a row is streamed
+    loops: tuple[BlockLoop, ...]  # stages in order, over segments where a row is streamed
     row_buffers: frozenset[int]  # row-resident: values that are kept whole for later stages
     read_whole: frozenset[int]  # those that a sum reads while it is swept along another iter dim
     vectors: Numbers  # values without the row iter dim, made once for all rows
@@ -159,8 +159,8 @@ class RowPlan:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of all passes."""
-        return tuple(s for one in self.passes for s in one.stages)
+        """The stages of all loops."""
+        return tuple(s for one in self.loops for s in one.stages)
 
     @property
     def most_bands(self) -> int:
@@ -170,8 +170,8 @@ class RowPlan:
 
     @property
     def online(self) -> bool:
-        """Whether a pass works with what is not complete yet."""
-        return any(one.running for one in self.passes)
+        """Whether a loop works with what is not complete yet."""
+        return any(one.running for one in self.loops)
 
     @property
     def row(self) -> int:
@@ -243,7 +243,7 @@ def plan_rows(domain: Domain, roots: Iterable[int], room: Room) -> list[RowPlan]
 
 def _for_row(domain: Domain, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
     """Plans that fit for one row iter dim; streamed ones too where no other has two row tiles in
-    flight, those first that take fewer passes. Raises CapacityError when none does.
+    flight, those first that take fewer loops. Raises CapacityError when none does.
     """
     made, values = _fused(domain, last, roles, room)
     roles = roles_for(made, _roots_of(made, values), roles.row)
@@ -316,7 +316,7 @@ def _swept(domain: Domain, roles: Roles, form: _Form, room: Room) -> RowPlan:
         sweeping = replace(sweeping, own_pass=frozenset(_transposed(domain, roles, sweeping.whole)))
     levels = Levels(domain, roles, sweeping)
     if form.streamed != NO_DIM:
-        levels = _rewritten(levels, made_in_passes(levels))
+        levels = _rewritten(levels, made_in_loops(levels))
     if form.remat:
         levels = _rewritten(levels, rematerialised(levels))
     domain, roles, row_buffers = levels.domain, levels.roles, levels.row_buffers()
@@ -327,7 +327,7 @@ def _swept(domain: Domain, roles: Roles, form: _Form, room: Room) -> RowPlan:
         domain=domain,
         roles=roles,
         run=levels.run,
-        passes=levels.in_passes(),
+        loops=levels.in_loops(),
         row_buffers=row_buffers,
         read_whole=levels.read_whole(row_buffers),
         vectors=tuple(n for n in roles.shared if n not in levels.run),

@@ -21,15 +21,15 @@ SIZES = (300, 4500, 48, 40)
 NEVER = float("-inf")
 
 
-def passes(m: Maker) -> tuple[bool, int]:
+def loops(m: Maker) -> tuple[bool, int]:
     """Whether a pass is online, and how many go over the streamed iter dim."""
     plan = plan_of(m, streamed_limits(m))
-    return plan.online, sum(one.streamed for one in plan.passes)
+    return plan.online, sum(one.streamed for one in plan.loops)
 
 
 def check_online(m: Maker, dtype=F32, inputs: dict[int, np.ndarray] | None = None) -> Kernel:
     """The values of a kernel that goes over its columns once."""
-    assert passes(m) == (True, 1)
+    assert loops(m) == (True, 1)
     return check(m, BOUND[dtype], inputs, target=streamed_limits(m))
 
 
@@ -132,7 +132,7 @@ def doubled(m: Maker, x: int, top: int) -> int:
 )
 def test_what_cannot_be_rescaled_takes_two_passes(weigh) -> None:
     m = weighted(weigh)
-    assert passes(m) == (False, 2)
+    assert loops(m) == (False, 2)
     check(m, BOUND[F32], target=streamed_limits(m))
 
 
@@ -165,7 +165,7 @@ def mild(m: Maker, x: int, top: int) -> int:
 )
 def test_references_that_may_leave_their_maximum_take_two_passes(weigh) -> None:
     m = weighted(weigh)
-    assert passes(m) == (False, 2)
+    assert loops(m) == (False, 2)
     check(m, BOUND[F32], target=streamed_limits(m))
 
 
@@ -192,14 +192,14 @@ def test_maximum_of_fewer_elements_takes_two_passes() -> None:
         return m.node("multiply", power(m, x, top), m.node("convert", keep[0], dtype=F32))
 
     m = against(kept, weigh)
-    assert passes(m) == (False, 2)
+    assert loops(m) == (False, 2)
     check(m, BOUND[F32], {3: np.arange(3000) >= 2500}, target=streamed_limits(m))
 
 
 def test_maximum_of_another_value_takes_two_passes() -> None:
     """A bias that only the maximum has, far below 0 in early columns."""
     m = against(lambda m, x: m.node("add", x, m.load((S,))), power)
-    assert passes(m) == (False, 2)
+    assert loops(m) == (False, 2)
     bias = np.where(np.arange(3000) < 2500, -200, 0).astype(np.float32)
     check(m, BOUND[F32], {3: bias}, target=streamed_limits(m))
 
@@ -219,7 +219,7 @@ def test_weights_that_are_stored_take_another_pass() -> None:
     x = m.contract(m.load((T, D)), m.load((S, D)), (D,))
     p = power(m, x, m.reduce(x, (S,), "max"))
     m.store(m.node("divide", p, m.reduce(p, (S,))), (T, S))
-    assert passes(m) == (True, 2)
+    assert loops(m) == (True, 2)
     check(m, BOUND[F32], target=streamed_limits(m))
 
 

@@ -100,7 +100,7 @@ def query_gradient(sizes: tuple[int, ...], dtype) -> Maker:
 def test_two_passes_over_the_columns(dtype) -> None:
     m = query_gradient(LONG, dtype)
     plan = plan_of(m, check_streamed(m, dtype))
-    assert [one.streamed for one in plan.passes].count(True) == 2
+    assert [one.streamed for one in plan.loops].count(True) == 2
 
 
 @pytest.mark.parametrize("mask", ["", "causal", "padding", "window"])
