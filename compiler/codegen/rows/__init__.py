@@ -2,7 +2,7 @@
 them, one tile of rows at a time.
 
 `roles.py` says what every value is for a choice of the row iter dim, `plan.py` orders the work of a
-row tile (`levels.py`) and sizes its tiles (`size.py`), `nest.py` emits the loops around
+row tile (`passes.py`) and sizes its tiles (`size.py`), `nest.py` emits the loops around
 groups of row tiles, `group.py` and `products.py` the code of a group.
 """
 

@@ -2,7 +2,7 @@
 out.
 
 The columns of an inner iter dim are looked at in chunks of one transpose. A chunk is left out when
-all that its sweeps would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That
+all that its passes would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That
 is right only if every row of the band keeps an element that is not masked; otherwise all columns
 are computed, as they are where every chunk is neutral.
 
@@ -262,8 +262,8 @@ class Columns:
         return facts(self.domain, self.numbers, ranges, self.whole)
 
     def _is_neutral(self, iter_dim: int, known: Facts) -> bool:
-        sweeps = [s for s in self.plan.stages if s.inner == iter_dim]
-        return all(self._adds_nothing(n, known) for s in sweeps for n in s.values)
+        passes = [s for s in self.plan.passes if s.inner == iter_dim]
+        return all(self._adds_nothing(n, known) for s in passes for n in s.values)
 
     def _adds_nothing(self, number: int, known: Facts) -> bool:
         value, plan = self.domain[number], self.plan

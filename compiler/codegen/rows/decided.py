@@ -1,4 +1,4 @@
-"""What the values of a stage are in columns where some selects are decided, and which share a tile.
+"""What the values of a pass are in columns where some selects are decided, and which share a tile.
 
 A decided select is one of its branches, and a sum with a decided zero its other term, so they need
 no code: they lie in the tile of that value. What is kept beyond its block has a tile already, and
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.codegen.domain import SCALED, SPLATS, Numbers, Value
 from shardwright.compiler.codegen.fusion import is_product
-from shardwright.compiler.codegen.rows.levels import Stage
+from shardwright.compiler.codegen.rows.passes import Pass
 from shardwright.compiler.codegen.rows.plan import RowPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """`values` of a stage in some columns; those in `same` lie in another's tile, at its `home`."""
+    """`values` of a pass in some columns; those in `same` lie in another's tile, at its `home`."""
 
     values: Mapping[int, Value] = field(default_factory=dict)
     same: Mapping[int, int] = field(default_factory=dict)
@@ -39,13 +39,13 @@ class Decided:
 
 
 def decided(
-    plan: RowPlan, stage: Stage, branches: Mapping[int, int], is_kept: Callable[[int], bool]
+    plan: RowPlan, pass_: Pass, branches: Mapping[int, int], is_kept: Callable[[int], bool]
 ) -> Decided:
-    """A stage whose selects are their `branches`; what `is_kept` has a tile beyond its block."""
+    """A pass whose selects are their `branches`; what `is_kept` has a tile beyond its block."""
     values: dict[int, Value] = {}
     same: dict[int, int] = {}
     home: dict[int, int] = {}
-    for n in stage.values:
+    for n in pass_.values:
         value = plan.domain[n]
         branch = branches.get(n, _without_zero(plan, branches, value))
         if branch is None:

@@ -54,7 +54,7 @@ class Work:
 
     domain: Domain
     roles: Roles
-    run: Mapping[int, int]  # what is computed, by level (`levels.py`)
+    run: Mapping[int, int]  # what is computed, and in which pass (`passes.py`)
     transposed: Collection[int]
     pairs: Collection[int]
     in_flight: int  # row tiles that take turns in a block
@@ -236,7 +236,7 @@ class Banks:
         return product if mine and self._reach_psum([number, *self.users[number]]) else None
 
     def is_block(self, number: int, product: int) -> bool:
-        """Whether a value is fp32 and made block by block in the sweep of a product."""
+        """Whether a value is fp32 and made block by block in the pass of a product."""
         value, source = self.domain[number], self.domain[product]
         beside = value.iter_dims == source.iter_dims and self.run.get(number) == self.run[product]
         return beside and value.dtype is DType.F32 and number not in self.kept

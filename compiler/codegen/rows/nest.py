@@ -1,13 +1,13 @@
 """The loops around row tiles: parallel points, packed tiles and vectors they share, groups of row
 tiles, sums over all of them.
 
-for parallel: load packed tiles and shared vectors; for groups of row tiles: the stages of the plan,
-every group one stage behind the group before it, so that engines work on one while another waits;
+for parallel: load packed tiles and shared vectors; for groups of row tiles: the passes of the plan,
+every group one pass behind the group before it, so that engines work on one while another waits;
 then what follows from the sums.
 
 Where the longest inner iter dim is walked in segments, what of it is loaded for all rows comes one
 segment at a time, for a band of row tiles: for bands: for loops: for segments: load packed tiles
-and vectors; for groups of row tiles: the stages of the loop. Masked segments are left out band by
+and vectors; for groups of row tiles: the passes of the loop. Masked segments are left out band by
 band. What a row tile adds up over the iter dim stays with the band until the loop ends. A segment
 may lie around the loops that a sum over rows takes: it is loaded in front of the bands.
 """
@@ -28,11 +28,11 @@ from shardwright.compiler.codegen.rows.group import (
     Band,
     Group,
     bands,
-    in_stages,
+    in_passes,
 )
 from shardwright.compiler.codegen.rows.interval_analysis import Range
-from shardwright.compiler.codegen.rows.levels import BlockLoop
 from shardwright.compiler.codegen.rows.packing import Packed, pack
+from shardwright.compiler.codegen.rows.passes import BlockLoop
 from shardwright.compiler.codegen.rows.plan import RowPlan, Streamed, plan_rows, sum_depth
 from shardwright.compiler.codegen.rows.products import Shared
 from shardwright.compiler.codegen.rows.sums import Sums
@@ -155,8 +155,8 @@ class Nest:
             if band.trip == 1:
                 straight += groups
             else:
-                in_stages(groups, self.plan.stages, self.plan)
-        in_stages(straight, self.plan.stages, self.plan)
+                in_passes(groups, self.plan.passes, self.plan)
+        in_passes(straight, self.plan.passes, self.plan)
 
     def _bands(self) -> list[Piece]:
         """Pieces of the rows, several where masks decide which columns are needed."""
@@ -192,7 +192,7 @@ class Streams:
         """Band after band, of the segment `around` them all if there is one."""
         iter_dim, row, shared = self.streamed.iter_dim, self.plan.row, self.shared
         if around:
-            made = {n for one in self.plan.loops if one.streamed for s in one.stages
+            made = {n for one in self.plan.loops if one.streamed for s in one.passes
                     for n in s.values}  # fmt: skip
             shared = self._loaded(made, scope)
         for at, (piece, rows) in enumerate(self.bands()):
@@ -229,7 +229,7 @@ class Streams:
                 self._open(one, scope, band, rows)
             for at, segment in enumerate(segments):
                 place = scope.within(iter_dim, segment.piece, at == 0 and not one.running)
-                shared = self._loaded({n for s in one.stages for n in s.values}, place)
+                shared = self._loaded({n for s in one.passes for n in s.values}, place)
                 here = replace(shared, segments={iter_dim: segment.runs})
                 self._tiles(one, place, band, rows, here)
 
@@ -237,10 +237,10 @@ class Streams:
         """What a loop with running columns begins with."""
         place = scope.straight({BAND_TILE: Box(Affine(), 1)})
         first = Group(self.plan, place, self.shared, self.height, rows, band)
-        first.open(n for s in one.stages for n in s.values if self.plan.carries(n))
-        columns = tuple(s for s in one.stages if s.inner is None)
+        first.open(n for s in one.passes for n in s.values if self.plan.carries(n))
+        columns = tuple(s for s in one.passes if s.inner is None)
         if columns:
-            self._tiles(replace(one, stages=columns, running=()), scope, band, rows, self.shared)
+            self._tiles(replace(one, passes=columns, running=()), scope, band, rows, self.shared)
 
     def _loaded(self, made: set[int], scope: Scope) -> Shared:
         """Packed tiles and vectors of the segment of `scope` that the values `made` take."""
@@ -272,7 +272,7 @@ class Streams:
         return found
 
     def _tiles(self, one: BlockLoop, scope: Scope, band: Band, rows: Range, shared: Shared) -> None:
-        """The stages of a loop for all row tiles of a band."""
+        """The passes of a loop for all row tiles of a band."""
         row, step = self.plan.row, self.height * self.plan.in_flight
         extent = scope.extent(row)
         for piece in pieces(extent, min(extent, step * SIDE_BY_SIDE)):
@@ -285,4 +285,4 @@ class Streams:
                 place = inner.straight({row: box, BAND_TILE: tile})
                 group = Group(self.plan, place, shared, self.height, rows, band, one.running)
                 groups.append(group)
-            in_stages(groups, one.stages, self.plan)
+            in_passes(groups, one.passes, self.plan)

@@ -31,7 +31,7 @@ from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
 
 if TYPE_CHECKING:
-    from shardwright.compiler.codegen.rows.levels import Levels
+    from shardwright.compiler.codegen.rows.passes import PassSchedule
 
 EXTREMES = ("max", "min")
 # exp(-104) is the first fp32 zero.
@@ -68,24 +68,26 @@ class _Form:
 _Forms = list[_Form | None]
 
 
-def merged(levels: Levels, loops: Mapping[int, int]) -> tuple[dict[int, int], tuple[Running, ...]]:
+def merged(
+    schedule: PassSchedule, loops: Mapping[int, int]
+) -> tuple[dict[int, int], tuple[Running, ...]]:
     """(loop of every value, pairs of loops being one where they can, what is rescaled)."""
     found, running, first = dict(loops), list[Running](), 1
     while first + 2 <= max(found.values(), default=0):
         try:
-            here = _Pair(levels, found, first).running()
+            here = _Pair(schedule, found, first).running()
         except RefusedError:
             first += 2
             continue
         running += here
-        found = _joined(levels, found, first)
+        found = _joined(schedule, found, first)
     return found, tuple(running)
 
 
-def _joined(levels: Levels, loops: Mapping[int, int], first: int) -> dict[int, int]:
+def _joined(schedule: PassSchedule, loops: Mapping[int, int], first: int) -> dict[int, int]:
     """Loop `first` + 2 in loop `first`, with the columns it reads; all else moves up by a pair."""
     second = [n for n, at in loops.items() if at == first + 2]
-    wanted = set(levels.domain.slice(second))
+    wanted = set(schedule.domain.slice(second))
     found = {n: at - 2 if at > first + 1 else at for n, at in loops.items()}
     return found | {n: first for n, at in loops.items() if at == first + 1 and n in wanted}
 
@@ -93,11 +95,11 @@ def _joined(levels: Levels, loops: Mapping[int, int], first: int) -> dict[int, i
 class _Pair:
     """Two neighbouring loops over the streamed iter dim, and what stands between them."""
 
-    def __init__(self, levels: Levels, loops: Mapping[int, int], first: int) -> None:
-        self.levels, self.domain, self.roles = levels, levels.domain, levels.roles
+    def __init__(self, schedule: PassSchedule, loops: Mapping[int, int], first: int) -> None:
+        self.schedule, self.domain, self.roles = schedule, schedule.domain, schedule.roles
         self.second = [n for n in sorted(loops) if loops[n] == first + 2]
         begun = [n for n in sorted(loops) if loops[n] == first]
-        self.extremes = {n for n in begun if levels.is_carried(n)}
+        self.extremes = {n for n in begun if schedule.is_carried(n)}
         needed = set(self.domain.slice(self.second))
         between = [n for n in sorted(loops) if loops[n] == first + 1]
         self.columns = {n for n in between if n in needed}
@@ -114,7 +116,7 @@ class _Pair:
                 forms[n] = form
         found: dict[tuple[int, float], list[int]] = {}
         for n in self.second:
-            if n in forms and self.levels.is_carried(n):
+            if n in forms and self.schedule.is_carried(n):
                 found.setdefault((forms[n].column, forms[n].sign), []).append(n)
         return [Running(c, sign, tuple(folds)) for (c, sign), folds in found.items()]
 
@@ -132,10 +134,10 @@ class _Pair:
         """How `value` depends on a running column; None when it does not."""
         if not any(i in forms or self._runs(i) for i in value.inputs):
             plain = self._is_summed(value) or self._is_extreme(number)
-            require(not self.levels.is_carried(number) or plain)
+            require(not self.schedule.is_carried(number) or plain)
             return None
         given = [forms.get(i) or self._column_form(i) for i in value.inputs]
-        if self.levels.is_carried(number):
+        if self.schedule.is_carried(number):
             form = _product("multiply", [*given, None][:2])
             require(self._is_summed(value) and form is not None)
             return form

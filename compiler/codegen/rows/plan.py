@@ -1,9 +1,9 @@
 """The order of work on one tile of rows, and what of it must stay in SBUF.
 
-Values with an inner iter dim are made in sweeps: one pass over the iter dim in blocks of columns,
-as many values at a time as possible. A reduction or a transposed operand is complete only after its
-sweep, so what reads it belongs to a later one, and a value that a later sweep reads again is kept
-in a row-resident buffer. Where even that does not fit, the longest inner iter dim is streamed:
+Values with an inner iter dim are made in passes over its loop, in blocks of columns, as many values
+at a time as possible. A reduction or a transposed operand is complete only after its pass, so what
+reads it belongs to a later one, and a value that a later pass reads again is kept in a row-resident
+buffer. Where even that does not fit, the longest inner iter dim is streamed:
 packed tiles, row buffers, transposed rows are those of a segment, what adds it up is carried on.
 """
 
@@ -27,12 +27,12 @@ from shardwright.compiler.codegen.domain import (
 from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
 from shardwright.compiler.codegen.rows.engines import Banks, EngineAssignment, Work
-from shardwright.compiler.codegen.rows.levels import (
+from shardwright.compiler.codegen.rows.passes import (
     BlockLoop,
-    Levels,
+    Pass,
+    PassOptions,
+    PassSchedule,
     Remat,
-    Stage,
-    Sweeping,
     made_in_loops,
     rematerialised,
 )
@@ -50,7 +50,7 @@ class _Form:
 
     in_flight: int = field(kw_only=False)  # row tiles in flight
     newest_first: bool = False  # which group of row tiles comes first
-    own_pass: bool = False  # transposes get a sweep of their own
+    own_pass: bool = False  # transposes get a pass of their own
     single_buffered: bool = False  # packed tiles and sums are held once
     remat: bool = False  # values are rematerialised instead of kept
     no_overlap: bool = False  # a group ends before the next one begins
@@ -61,8 +61,8 @@ class _Form:
     outside: bool = False  # segments are walked around all rows
 
     @property
-    def sweeps(self) -> tuple[int, bool, bool, bool, bool]:
-        """What decides on the sweeps."""
+    def pass_key(self) -> tuple[int, bool, bool, bool, bool]:
+        """What decides on the passes."""
         return self.in_flight, self.own_pass, self.single_buffered, self.remat, self.online
 
 
@@ -140,9 +140,9 @@ class RowPlan:
 
     domain: Domain
     roles: Roles
-    run: dict[int, int]  # level of the stage every value is made in
-    loops: tuple[BlockLoop, ...]  # stages in order, over segments where a row is streamed
-    row_buffers: frozenset[int]  # row-resident: values that are kept whole for later stages
+    run: dict[int, int]  # number of the pass every value is made in
+    loops: tuple[BlockLoop, ...]  # passes in order, over segments where a row is streamed
+    row_buffers: frozenset[int]  # row-resident: values that are kept whole for later passes
     read_whole: frozenset[int]  # those that a sum reads while it is swept along another iter dim
     vectors: Numbers  # values without the row iter dim, made once for all rows
     transposed: dict[int, DType]  # element type in which contractions need a value transposed
@@ -158,9 +158,9 @@ class RowPlan:
     streamed: Streamed | None = None
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages of all loops."""
-        return tuple(s for one in self.loops for s in one.stages)
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes of all loops."""
+        return tuple(s for one in self.loops for s in one.passes)
 
     @property
     def most_bands(self) -> int:
@@ -295,17 +295,17 @@ def _planned(
     """A plan for every form."""
     forms = [replace(form, streamed=streamed) for form in forms]
     made = {
-        form.sweeps: _swept(domain, roles, form, room)
-        for form in {form.sweeps: form for form in forms}.values()
+        form.pass_key: _scheduled(domain, roles, form, room)
+        for form in {form.pass_key: form for form in forms}.values()
     }
-    plans = [_formed(made[form.sweeps], form, room.limits) for form in forms]
+    plans = [_formed(made[form.pass_key], form, room.limits) for form in forms]
     return [p for p, form in zip(plans, forms, strict=True) if p.online is form.online]
 
 
-def _swept(domain: Domain, roles: Roles, form: _Form, room: Room) -> RowPlan:
+def _scheduled(domain: Domain, roles: Roles, form: _Form, room: Room) -> RowPlan:
     """The plan of a form for one row tile."""
     domain = replace(domain, values=list(domain.values))
-    sweeping = Sweeping(
+    options = PassOptions(
         whole=frozenset() if form.single_buffered else _whole_operands(domain, roles),
         vectors=_free_vectors(domain, roles) if form.single_buffered else frozenset(),
         early=form.remat or form.streamed != NO_DIM,
@@ -313,46 +313,47 @@ def _swept(domain: Domain, roles: Roles, form: _Form, room: Room) -> RowPlan:
         online=form.online,
     )
     if form.own_pass:
-        sweeping = replace(sweeping, own_pass=frozenset(_transposed(domain, roles, sweeping.whole)))
-    levels = Levels(domain, roles, sweeping)
+        options = replace(options, own_pass=frozenset(_transposed(domain, roles, options.whole)))
+    schedule = PassSchedule(domain, roles, options)
     if form.streamed != NO_DIM:
-        levels = _rewritten(levels, made_in_loops(levels))
+        schedule = _rewritten(schedule, made_in_loops(schedule))
     if form.remat:
-        levels = _rewritten(levels, rematerialised(levels))
-    domain, roles, row_buffers = levels.domain, levels.roles, levels.row_buffers()
-    transposed = _transposed(domain, roles, sweeping.whole)
-    over = Banks(domain, roles, levels.run, {*row_buffers, *transposed}).reused()
-    work = Work(domain, roles, levels.run, transposed, over.pairs, form.in_flight, room)
+        schedule = _rewritten(schedule, rematerialised(schedule))
+    domain, roles, row_buffers = schedule.domain, schedule.roles, schedule.row_buffers()
+    transposed = _transposed(domain, roles, options.whole)
+    over = Banks(domain, roles, schedule.run, {*row_buffers, *transposed}).reused()
+    work = Work(domain, roles, schedule.run, transposed, over.pairs, form.in_flight, room)
     return RowPlan(
         domain=domain,
         roles=roles,
-        run=levels.run,
-        loops=levels.in_loops(),
+        run=schedule.run,
+        loops=schedule.in_loops(),
         row_buffers=row_buffers,
-        read_whole=levels.read_whole(row_buffers),
-        vectors=tuple(n for n in roles.shared if n not in levels.run),
+        read_whole=schedule.read_whole(row_buffers),
+        vectors=tuple(n for n in roles.shared if n not in schedule.run),
         transposed=transposed,
         order=_parallel_order(domain, roles),
         fold={},
-        whole=sweeping.whole,
+        whole=options.whole,
         engines=work.assigned(),
         bank_of=over.bank_of,
         single_buffered=form.single_buffered,
     )
 
 
-def _rewritten(levels: Levels, remat: Remat) -> Levels:
-    """`levels` with values rematerialised where they would be kept."""
-    roots = [remat.number[n] for n in _roots_of(levels.domain, (*levels.run, *levels.roles.late))]
-    roles = roles_for(remat.domain, roots, levels.roles.row)
-    in_sweeps = bool(levels.sweeping.vectors)
-    sweeping = replace(
-        levels.sweeping,
-        vectors=_free_vectors(remat.domain, roles) if in_sweeps else frozenset(),
-        own_pass=frozenset(remat.number[n] for n in levels.sweeping.own_pass),
+def _rewritten(schedule: PassSchedule, remat: Remat) -> PassSchedule:
+    """`schedule` with values rematerialised where they would be kept."""
+    ends = _roots_of(schedule.domain, (*schedule.run, *schedule.roles.late))
+    roots = [remat.number[n] for n in ends]
+    roles = roles_for(remat.domain, roots, schedule.roles.row)
+    in_passes = bool(schedule.options.vectors)
+    options = replace(
+        schedule.options,
+        vectors=_free_vectors(remat.domain, roles) if in_passes else frozenset(),
+        own_pass=frozenset(remat.number[n] for n in schedule.options.own_pass),
         remat=remat.copies,
     )
-    return Levels(remat.domain, roles, sweeping)
+    return PassSchedule(remat.domain, roles, options)
 
 
 def _free_vectors(domain: Domain, roles: Roles) -> frozenset[int]:

@@ -53,7 +53,7 @@ class Products(Frame):
         self.users = plan.domain.users((*plan.roles.rows, *plan.roles.sums))
         self.transposed: dict[int, Held] = {}
         self.decided = Decided()  # of the block at hand
-        self.iteration: Iteration | None = None  # of the block at hand, in a pipelined sweep
+        self.iteration: Iteration | None = None  # of the block at hand, in a pipelined pass
 
     def unit(self, iter_dim: int) -> int:
         """Points of an iter dim in one transposed chunk."""
@@ -105,7 +105,7 @@ class Products(Frame):
         return replace(self.psum("kept" if kept else "product", number, scope), strides=strides)
 
     def psum(self, name: str, number: int, scope: Scope) -> Held:
-        """A PSUM bank for value `number`; blocks of a pipelined sweep use the same ones in turn."""
+        """A PSUM bank for value `number`; blocks of a pipelined pass use the same ones in turn."""
         if self.iteration is None:
             return scope.psum(name)
         places = self.iteration.places

@@ -15,7 +15,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import Limits
 
 if TYPE_CHECKING:
-    from shardwright.compiler.codegen.rows.levels import Stage
+    from shardwright.compiler.codegen.rows.passes import Pass
     from shardwright.compiler.codegen.rows.plan import RowPlan
 
 STAGING_BYTES = 4096
@@ -55,7 +55,7 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
         flat = values[n].op == "reduce" and plan.row not in spanned
         held = elements if flat else -(-elements // limits.partitions)
         size.add(f"sum {n}", slots * DType.F32.bytes * held)
-    size.add("blocks", max((_block_bytes(plan, s, limits) for s in plan.stages), default=0))
+    size.add("blocks", max((_block_bytes(plan, s, limits) for s in plan.passes), default=0))
     return size
 
 
@@ -100,13 +100,13 @@ def _width(plan: RowPlan, number: int) -> int:
     return 1 if inner is None else plan.points(inner)
 
 
-def _block_bytes(plan: RowPlan, stage: Stage, limits: Limits) -> int:
+def _block_bytes(plan: RowPlan, pass_: Pass, limits: Limits) -> int:
     """Largest number of bytes of a block's values alive at a time, twice for those that rotate."""
     values = plan.domain.values
-    last = {i: n for n in stage.values for i in values[n].inputs}
-    tiled = {n for n in stage.values if values[n].op not in CODELESS}
+    last = {i: n for n in pass_.values for i in values[n].inputs}
+    tiled = {n for n in pass_.values if values[n].op not in CODELESS}
     alive = peak = 0
-    for n in stage.values:
+    for n in pass_.values:
         if values[n].op in CODELESS:
             continue
         alive += 2 * limits.moving_max * values[n].dtype.bytes
