@@ -1,8 +1,8 @@
 """Whether exp(a x + s c) stays within what it is in the end while c still moves.
 
-c follows from an extreme over the segments so far. Beyond their extreme no x lies; so where c is
-that extreme, or what clamps and choices make of it, a (x - c) is between 0 and its last value, on
-either side, and what is added up early neither overflows nor vanishes. Of any other x nothing is
+c follows from an extreme over the column tiles so far. Beyond their extreme no x lies; so where c
+is that extreme, or what clamps and choices make of it, a (x - c) is between 0 and its last value,
+on either side, and what is added up early neither overflows nor vanishes. Of any other x nothing is
 known: exp(x - c) may be an infinity that no later factor makes good. `online.py` asks.
 """
 

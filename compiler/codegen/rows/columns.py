@@ -1,9 +1,9 @@
-"""Which columns a band of rows computes: runs of blocks, with selects decided and empty blocks left
+"""Which columns a row panel computes: runs of blocks, with selects decided and empty blocks left
 out.
 
 The columns of an inner iter dim are looked at in chunks of one transpose. A chunk is left out when
 all that its passes would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That
-is right only if every row of the band keeps an element that is not masked; otherwise all columns
+is right only if every row of the panel keeps an element that is not masked; otherwise all columns
 are computed, as they are where every chunk is neutral.
 
 What is LOW may be left out of a maximum, and its exponential is zero, only beside an element that
@@ -131,7 +131,7 @@ def _is_live(known: Facts, number: int) -> bool:
     return interval_of(known.get(number)).low > LOW_LIMIT
 
 
-# Chunks to as many columns as a band has rows, at least (our choice).
+# Chunks to as many columns as a panel has rows, at least (our choice).
 _FINEST = 64
 
 Choices = frozenset[tuple[int, int]]
@@ -146,7 +146,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ColumnTile:
     """Columns whose packed tiles are on chip together; `runs` count from its first column."""
 
     piece: Piece
@@ -154,11 +154,11 @@ class Segment:
 
 
 Around = tuple[tuple[Run, ...], ...]
-"""What bands of rows compute of a segment that lies around them, each; () without one."""
+"""What row panels compute of a column tile that lies around them, each; () without one."""
 
 
 class Columns:
-    """The columns of one plan, by band of rows."""
+    """The columns of one plan, by row panel."""
 
     def __init__(self, plan: RowPlan, chunk: int, width: int) -> None:
         self.plan, self.domain = plan, plan.domain
@@ -191,31 +191,31 @@ class Columns:
             self._found[key] = self._runs(iter_dim, rows)
         return self._found[key]
 
-    def segments(self, iter_dim: int, rows: Range, length: int) -> list[Segment]:
-        """The same columns in segments of up to `length`; equal neighbours are one that repeats."""
-        found: list[Segment] = []
+    def column_tiles(self, iter_dim: int, rows: Range, length: int) -> list[ColumnTile]:
+        """The same in column tiles of up to `length`; equal neighbours are one that repeats."""
+        found: list[ColumnTile] = []
         for run in self.runs(iter_dim, rows):
             extent = run.piece.extent
             blocks = max(1, length // extent)
             for part in pieces(run.piece.trip, min(run.piece.trip, blocks)):
                 start = run.piece.start + part.start * extent
                 piece = Piece(start, part.extent * extent, part.trip)
-                alone = Segment(piece, (Run(Piece(0, extent, part.extent), run.decided),))
+                alone = ColumnTile(piece, (Run(Piece(0, extent, part.extent), run.decided),))
                 joined = _joined(found[-1], alone, length) if found else None
                 found[-1:] = [joined] if joined else [*found[-1:], alone]
         return found
 
     def around(
-        self, iter_dim: int, bands: Sequence[Range], length: int
+        self, iter_dim: int, panels: Sequence[Range], length: int
     ) -> list[tuple[Piece, Around]]:
-        """Segments of up to `length` points of `iter_dim`, and what each of the `bands` of rows
-        computes of one, counted from its first point; alike neighbours are one that repeats.
+        """Column tiles of up to `length` points of `iter_dim`, and what each of the `panels` of
+        rows computes of one, counted from its first point; alike neighbours are one that repeats.
         """
         found: list[tuple[Piece, Around]] = []
         for piece in pieces(self.domain.sizes[iter_dim], min(length, self.domain.sizes[iter_dim])):
             for first in range(piece.start, piece.start + piece.trip * piece.extent, piece.extent):
                 span = (first, first + piece.extent)
-                runs = tuple(self._part(self.runs(iter_dim, rows), span) for rows in bands)
+                runs = tuple(self._part(self.runs(iter_dim, rows), span) for rows in panels)
                 last = found[-1] if found else None
                 if last and last[1] == runs and last[0].extent == piece.extent:
                     found[-1] = replace(last[0], trip=last[0].trip + 1), runs
@@ -224,7 +224,7 @@ class Columns:
         return found
 
     def _part(self, runs: Sequence[Run], span: Range) -> tuple[Run, ...]:
-        """What lies in a segment of the iter dim's runs."""
+        """What lies in a column tile of the iter dim's runs."""
         found: list[tuple[Range, Choices]] = []
         for run in runs:
             end = run.piece.start + run.piece.extent * run.piece.trip
@@ -328,14 +328,14 @@ class Columns:
         ]
 
 
-def _joined(a: Segment, b: Segment, length: int) -> Segment | None:
-    """Two neighbours as one segment; None when they are none, or too long."""
+def _joined(a: ColumnTile, b: ColumnTile, length: int) -> ColumnTile | None:
+    """Two neighbours as one column tile; None when they are none, or too long."""
     extent = a.piece.extent + b.piece.extent
     once = a.piece.trip == b.piece.trip == 1
     if not once or extent > length or a.piece.start + a.piece.extent != b.piece.start:
         return None
     moved = (replace(r, piece=_moved(r.piece, a.piece.extent)) for r in b.runs)
-    return Segment(Piece(a.piece.start, extent), (*a.runs, *moved))
+    return ColumnTile(Piece(a.piece.start, extent), (*a.runs, *moved))
 
 
 def _extend(found: list[tuple[Range, Choices]], span: Range, choices: Choices) -> None:

@@ -28,8 +28,8 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import STORES, Affine
 from shardwright.compiler.isa.program import Engine, Space
 
-# Private iter dim numbers for "row tile of the group" and "row tile of the band".
-TILE, BAND_TILE = -9, -10
+# Private iter dim numbers for "row tile of the group" and "row tile of the panel".
+TILE, PANEL_TILE = -9, -10
 # Groups of row tiles in one body of a loop (our choice: enough to hide how a loop runs dry).
 SIDE_BY_SIDE = 4
 
@@ -43,8 +43,8 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """`count` row tiles that share segments, and what they carry from one to the next."""
+class RowPanel:
+    """`count` row tiles that share column tiles, and what they carry from one to the next."""
 
     scope: Scope
     count: int
@@ -56,7 +56,7 @@ class Group(Products):
 
     `held` has the values of the whole group: shared vectors, row buffers, single columns. Inside a
     block it has those at the block's rows and columns, and the values of the block. What does not
-    span a streamed iter dim belongs to the band.
+    span a blocked iter dim belongs to the panel.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Group(Products):
         shared: Shared,
         height: int,
         rows: Range,
-        band: Band | None = None,
+        panel: RowPanel | None = None,
         running: tuple[Running, ...] = (),
     ) -> None:
         super().__init__(plan, scope, shared, rows)
@@ -80,8 +80,8 @@ class Group(Products):
         self.banks: dict[tuple[int, Block], Held] = {}  # of the block at hand, by sum
         self.pass_of = {n: number for number, s in enumerate(plan.passes) for n in s.values}
         self.left = self._last_readers()
-        self.band, self.running = band, running
-        for n, kept in (band.kept if band else {}).items():
+        self.panel, self.running = panel, running
+        for n, kept in (panel.kept if panel else {}).items():
             self._take(n, kept)
 
     def _last_readers(self) -> dict[Pass, list[int]]:
@@ -141,7 +141,7 @@ class Group(Products):
         else:
             for part in self.parts:
                 self._tiles_of(pass_, self._enter(part))
-        carried = self.band.kept if self.band else {}
+        carried = self.panel.kept if self.panel else {}
         for n in (n for n in self.left.get(pass_, ()) if n not in carried):
             for kept in (self.held, self.transposed, self.partial):
                 if n in kept:
@@ -191,8 +191,8 @@ class Group(Products):
         scope, tile = self.scope.repeat(Piece(part.start // self.height, 1, part.trip))
         origin = self.scope.boxes[row].origin + tile * self.height
         scope.boxes |= {row: Box(origin, part.extent), TILE: Box(tile, 1)}
-        if self.band:
-            scope.boxes[BAND_TILE] = Box(self.scope.boxes[BAND_TILE].origin + tile, 1)
+        if self.panel:
+            scope.boxes[PANEL_TILE] = Box(self.scope.boxes[PANEL_TILE].origin + tile, 1)
         return scope
 
     def _carried(self, number: int, place: Scope) -> tuple[Held, int]:
@@ -201,7 +201,7 @@ class Group(Products):
         return placed(held, place), self.domain.size(self.plan.inner(number))
 
     def open(self, folds: Iterable[int]) -> None:
-        """What running loops begin with: `folds` of all row tiles of the band."""
+        """What running loops begin with: `folds` of all row tiles of the panel."""
         for n in folds:
             value = self.domain[n]
             self._begin(n, value)
@@ -212,40 +212,40 @@ class Group(Products):
                     self.scope.fill(out, start_of(value))
 
     def _begin(self, number: int, value: Value) -> None:
-        """Tiles for a value its pass makes: of the group, or of the band that has them already."""
-        plan, band = self.plan, self.band
+        """Tiles for a value its pass makes: of the group, or of the panel that has them already."""
+        plan, panel = self.plan, self.panel
         if number in plan.roles.sums or value.op in (*STORES, *CODELESS):
             return
-        if band is None or plan.streams(number):
+        if panel is None or plan.is_blocked(number):
             self._take(number, self._tiles(number, value))
             return
-        if number not in band.kept:
-            band.kept[number] = self._tiles(number, value, band)
-        self._take(number, band.kept[number])
+        if number not in panel.kept:
+            panel.kept[number] = self._tiles(number, value, panel)
+        self._take(number, panel.kept[number])
 
     def _take(self, number: int, kept: Kept) -> None:
         for into, held in zip((self.held, self.transposed, self.partial), kept, strict=True):
             if held is not None:
                 into[number] = held
 
-    def _tiles(self, number: int, value: Value, band: Band | None = None) -> Kept:
+    def _tiles(self, number: int, value: Value, panel: RowPanel | None = None) -> Kept:
         """What a value needs beyond a block."""
         plan, iter_dim = self.plan, self.plan.inner(number)
         held = transposed = partial = None
         if value.op == "reduce":
-            partial = self._tile(f"partial{number}", 1, accumulator_type(value), band)
+            partial = self._tile(f"partial{number}", 1, accumulator_type(value), panel)
         if value.op == "reduce" and accumulator_type(value) is value.dtype:
             held, partial = partial, None
         elif self._is_kept(number):
             size, loaded = self.scope.extent(iter_dim), value.op in ("load", "load_indexed")
-            held = self._tile(f"{value.op}{number}", size, value.dtype, band, loaded=loaded)
+            held = self._tile(f"{value.op}{number}", size, value.dtype, panel, loaded=loaded)
             if iter_dim is not None:
                 first = self.scope.boxes[iter_dim].origin * -1
                 held = Held(held.tile, {**held.strides, iter_dim: 1}, first)
         if number in plan.transposed and iter_dim is not None:
             unit = self.unit(iter_dim)
             size = -(-self.scope.extent(iter_dim) // unit) * self.height
-            transposed = self._tile(f"turned{number}", size, plan.transposed[number], band, unit)
+            transposed = self._tile(f"turned{number}", size, plan.transposed[number], panel, unit)
         return Kept(held, transposed, partial)
 
     def _tile(
@@ -253,13 +253,13 @@ class Group(Products):
         name: str,
         size: int,
         dtype: DType,
-        band: Band | None,
+        panel: RowPanel | None,
         rows: int = 0,
         loaded: bool = False,
     ) -> Held:
-        """A tile of `size` elements for each row tile of the group, or of the band."""
+        """A tile of `size` elements for each row tile of the group, or of the panel."""
         home, count, tiles = (
-            (band.scope, band.count, BAND_TILE) if band else (self.scope, self.count, TILE)
+            (panel.scope, panel.count, PANEL_TILE) if panel else (self.scope, self.count, TILE)
         )
         rows = rows or min(self.height, home.extent(self.plan.row))
         return replace(home.tile(name, rows, size * count, dtype, 1, loaded), strides={tiles: size})
@@ -448,13 +448,13 @@ class Group(Products):
         return typed
 
 
-def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[Piece]:
+def panels(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[Piece]:
     """Pieces of the rows, `step` rows each that repeat, up to `beside` of them in one body; where
     masks decide which columns are needed, several, so that each has its own.
     """
     size = plan.domain.sizes[plan.row]
     count = size // step
-    each = max(1, -(-count // (plan.most_bands if columns.masked else 1)))
+    each = max(1, -(-count // (plan.most_panels if columns.masked else 1)))
     found = []
     for first in range(0, count, each):
         some = min(each, count - first)

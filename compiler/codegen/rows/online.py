@@ -1,14 +1,14 @@
-"""Which loops over a streamed row can be one: sums that follow from a running maximum.
+"""Which loops over a blocked row can be one: sums that follow from a running maximum.
 
-A maximum over the streamed iter dim is complete after its loop. Where all that a later loop adds up
+A maximum over the blocked iter dim is complete after its loop. Where all that a later loop adds up
 is a product with exp(c), c a column that follows from the maximum, the two loops are one: every
-segment works with the columns of the maximum so far, and what was added up before is multiplied by
-exp(c - c before). Online softmax is one case of it. Nothing here depends on how a softmax is
+column tile works with the columns of the maximum so far, and what was added up before is multiplied
+by exp(c - c before). Online softmax is one case of it. Nothing here depends on how a softmax is
 spelled: a value has a form (`_Form`) that follows from the forms of what it reads. What the maximum
 is of decides whether early products are within bounds (`bounds.py`). What was added up
 before is multiplied when the column it follows moves. A loop with something running begins with
 maxima of the lowest number and sums of 0, and with the columns that follow from them, so that the
-first segment is like every other: exp(c - c before) is then 0, or what it multiplies is.
+first column tile is like every other: exp(c - c before) is then 0, or what it multiplies is.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _joined(schedule: PassSchedule, loops: Mapping[int, int], first: int) -> dic
 
 
 class _Pair:
-    """Two neighbouring loops over the streamed iter dim, and what stands between them."""
+    """Two neighbouring loops over the blocked iter dim, and what stands between them."""
 
     def __init__(self, schedule: PassSchedule, loops: Mapping[int, int], first: int) -> None:
         self.schedule, self.domain, self.roles = schedule, schedule.domain, schedule.roles

@@ -40,31 +40,29 @@ class Packed:
 
 def pack(plan: RowPlan, number: int, side: int, scope: Scope) -> Packed:
     """Load an operand of row contraction `number` for the parallel point of `scope`, and where an
-    iter dim is streamed, for the points of its box: side 1 is the one that does not span the rows,
+    iter dim is blocked, for the points of its box: side 1 is the one that does not span the rows,
     side 0 the other one over all rows.
     """
     operand = plan.roles.packed[number][side]
-    streamed = plan.stream if plan.streams(operand) else NO_DIM
-    if streamed >= 0:
-        part = {**plan.domain.sizes, streamed: scope.extent(streamed)}
+    blocked = plan.blocked_dim if plan.is_blocked(operand) else NO_DIM
+    if blocked >= 0:
+        part = {**plan.domain.sizes, blocked: scope.extent(blocked)}
         plan = replace(plan, domain=replace(plan.domain, sizes=part))
     form = _form(plan, number, operand, scope)
     packer = Packer(scope.builder, form)
     sizes, made = form.domain.sizes, form.depth_split
     boxes = {a: Box(Affine(), sizes[a]) for a in (*form.columns, form.depth)}
-    if streamed >= 0:
-        boxes[streamed] = Box(scope.boxes[streamed].origin, boxes[streamed].extent)
-    slots = 1 if plan.single_buffered and streamed < 0 else 0
+    if blocked >= 0:
+        boxes[blocked] = Box(scope.boxes[blocked].origin, boxes[blocked].extent)
+    slots = 1 if plan.single_buffered and blocked < 0 else 0
     whole = packer.whole(scope.straight(boxes), slots)
     if made.major < 0:
         _fill(plan, packer, whole, scope.straight(boxes))
         return _packed(whole, form, 1, 0)
     for piece in pieces(sizes[made.major], sizes[made.major], made):
         inner = scope.straight(boxes).enter(made.major, piece)
-        if streamed in inner.boxes:
-            inner.boxes[streamed] = replace(
-                inner.boxes[streamed], origin=scope.boxes[streamed].origin
-            )
+        if blocked in inner.boxes:
+            inner.boxes[blocked] = replace(inner.boxes[blocked], origin=scope.boxes[blocked].origin)
         _fill(plan, packer, packer.at(whole, inner), inner)
     return _packed(whole, form, sizes[made.major], made.tail)
 

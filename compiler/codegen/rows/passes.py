@@ -2,7 +2,7 @@
 
 A value that reads a reduction or a transposed operand belongs to a later pass than what it reads;
 values of one pass number and inner iter dim share one. What another pass reads again lies in a
-row-resident buffer. Where a row is streamed, a segment at a time, passes lie in loops over those.
+row-resident buffer. Where a row is blocked, passes lie in loops over its column tiles.
 
 What a row buffer is made of (products with packed tiles, loads, columns) is still there when a
 later pass runs, so it can be computed there a second time: scores cost one more product per block,
@@ -32,9 +32,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoop:
-    """Passes that run together, once per segment if `streamed`, with `running` columns."""
+    """Passes that run together, once per column tile if `blocked`, with `running` columns."""
 
-    streamed: bool
+    blocked: bool
     passes: tuple[Pass, ...]
     running: tuple[Running, ...] = ()
 
@@ -50,7 +50,7 @@ class PassOptions:
     vectors: frozenset[int] = frozenset()  # made in passes although they do not span the rows
     remat: frozenset[int] = frozenset()  # values that are made where they are read
     early: bool = False  # loads for another pass come before the first one
-    streamed: int = -1  # iter dim of which only a segment is on chip at a time (-1: none)
+    blocked: int = -1  # iter dim of which only a column tile is on chip at a time (-1: none)
     online: bool = False  # loops over it work with what is not complete where they can
 
 
@@ -139,27 +139,27 @@ class PassSchedule:
                 self.run[n] = min(self.run[u] - step[u] for u in readers)
 
     def is_carried(self, number: int) -> bool:
-        """Whether a row value adds up the streamed iter dim: it is carried between segments."""
-        return self.options.streamed in self.domain[number].over and number not in self.roles.sums
+        """Whether a row value adds up the blocked iter dim: it is carried between column tiles."""
+        return self.options.blocked in self.domain[number].over and number not in self.roles.sums
 
-    def _is_streamed(self, number: int) -> bool:
-        """Whether a value needs the streamed iter dim on chip, segment by segment."""
-        value, iter_dim = self.domain[number], self.options.streamed
+    def _is_blocked(self, number: int) -> bool:
+        """Whether a value needs the blocked iter dim on chip, tile by tile."""
+        value, iter_dim = self.domain[number], self.options.blocked
         read = value.inputs if number in self.roles.sums else ()
         return iter_dim in value.iter_dims | value.over or any(
             self.inner(i) == iter_dim for i in read
         )
 
     def _in_loops(self) -> dict[int, int]:
-        """The loop of every value: odd ones go over the segments, others follow from them."""
+        """The loop of every value: odd ones go over the column tiles, others follow from them."""
         found: dict[int, int] = {}
         for n in self.numbers:
             read = [i for i in self.domain[n].inputs if i in self.run]
             first = max((found[i] + self.is_carried(i) for i in read), default=0)
-            found[n] = first + (first % 2 != self._is_streamed(n))
+            found[n] = first + (first % 2 != self._is_blocked(n))
         users = self.domain.users(self.numbers)
         for n in reversed(self.numbers):
-            if self._is_streamed(n) and n in users and not self.is_carried(n):
+            if self._is_blocked(n) and n in users and not self.is_carried(n):
                 found[n] = min(found[u] for u in users[n])
         return found
 
@@ -233,11 +233,11 @@ def rematerialised(schedule: PassSchedule) -> Remat:
 
 
 def made_in_loops(schedule: PassSchedule) -> Remat:
-    """The domain with copies of what lies along the streamed iter dim for later loops."""
+    """The domain with copies of what lies along the blocked iter dim for later loops."""
     loops = schedule.loops
 
     def moves(i: int) -> bool:
-        return schedule.inner(i) == schedule.options.streamed
+        return schedule.inner(i) == schedule.options.blocked
 
     def late(n: int, i: int) -> bool:
         return n in loops and i in loops and moves(i) and loops[n] != loops[i]

@@ -3,8 +3,8 @@
 Values with an inner iter dim are made in passes over its loop, in blocks of columns, as many values
 at a time as possible. A reduction or a transposed operand is complete only after its pass, so what
 reads it belongs to a later one, and a value that a later pass reads again is kept in a row-resident
-buffer. Where even that does not fit, the longest inner iter dim is streamed:
-packed tiles, row buffers, transposed rows are those of a segment, what adds it up is carried on.
+buffer. Where even that does not fit, the longest inner iter dim is blocked: packed tiles, row
+buffers, transposed rows are those of a column tile of it, what adds it up is carried on.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class _Form:
     single_buffered: bool = False  # packed tiles and sums are held once
     remat: bool = False  # values are rematerialised instead of kept
     no_overlap: bool = False  # a group ends before the next one begins
-    streamed: int = NO_DIM  # the iter dim that is walked in segments
-    length: int = 0  # points of a segment
-    tiles: int = 0  # row tiles that share what is loaded for a segment
-    online: bool = False  # fewer loops over the segments
-    outside: bool = False  # segments are walked around all rows
+    blocked: int = NO_DIM  # the iter dim that is walked in column tiles
+    length: int = 0  # points of a column tile
+    tiles: int = 0  # row tiles that share what is loaded for a column tile
+    online: bool = False  # fewer loops over the column tiles
+    outside: bool = False  # column tiles are walked around all rows
 
     @property
     def pass_key(self) -> tuple[int, bool, bool, bool, bool]:
@@ -89,10 +89,10 @@ _FORMS_OF_SUMS = (
     _Form(1, newest_first=True, single_buffered=True, remat=True, no_overlap=True),
 )
 
-# More row tiles load segments less often, two in flight keep engines busy, an online loop saves one
-# (our choice, by time of attention at 16384 and 32768 positions).
+# More row tiles load column tiles less often, two in flight keep engines busy, an online loop saves
+# one (our choice, by time of attention at 16384 and 32768 positions).
 _NARROW = _Form(1, newest_first=True, single_buffered=True, no_overlap=True, length=512, tiles=4)
-_STREAMED_FORMS = (
+_BLOCKED_FORMS = (
     _Form(2, single_buffered=True, online=True, length=2048, tiles=16),
     _Form(2, single_buffered=True, online=True, length=1024, tiles=8),
     _Form(2, newest_first=True, single_buffered=True, length=2048, tiles=16),
@@ -101,8 +101,8 @@ _STREAMED_FORMS = (
     _NARROW,
 )
 
-# A longer segment loads the rows less often; values rematerialised leave room for one (our choice,
-# by time of the gradients of keys and values at 32768 and 65536 positions).
+# A longer column tile loads the rows less often; values rematerialised leave room for one (our
+# choice, by time of the gradients of keys and values at 32768 and 65536 positions).
 _SHORT = replace(_NARROW, in_flight=2, remat=True, outside=True, tiles=8)
 _OUTSIDE_FORMS = (
     *(
@@ -113,19 +113,19 @@ _OUTSIDE_FORMS = (
     replace(_SHORT, in_flight=1, length=512, tiles=4),
 )
 
-# Bands of rows with columns of their own: each repeats the code (our choice).
-_BANDS = 8
-# Values of all bands together: ordering straight code takes long (our choice).
+# Row panels with columns of their own: each repeats the code (our choice).
+_PANELS = 8
+# Values of all panels together: ordering straight code takes long (our choice).
 _VALUES = 200
 # Bytes per partition of an operand that is loaded for all rows (our choice).
 _WHOLE_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
-    """The row is walked in segments of up to `length` points of `iter_dim`; `tiles` row tiles share
-    what is loaded for one. Where rows add up nothing over it, segments may lie `outside` of the
-    rows: then all rows share it, and sums over rows are complete segment by segment.
+class Blocking:
+    """The row is walked in column tiles of up to `length` points of `iter_dim`; `tiles` row tiles
+    share what is loaded for one. Where rows add up nothing over it, column tiles may lie `outside`
+    of the rows: then all rows share it, and sums over rows are complete tile by tile.
     """
 
     iter_dim: int
@@ -141,7 +141,7 @@ class RowPlan:
     domain: Domain
     roles: Roles
     run: dict[int, int]  # number of the pass every value is made in
-    loops: tuple[BlockLoop, ...]  # passes in order, over segments where a row is streamed
+    loops: tuple[BlockLoop, ...]  # passes in order, over column tiles where a row is blocked
     row_buffers: frozenset[int]  # row-resident: values that are kept whole for later passes
     read_whole: frozenset[int]  # those that a sum reads while it is swept along another iter dim
     vectors: Numbers  # values without the row iter dim, made once for all rows
@@ -155,7 +155,7 @@ class RowPlan:
     newest_first: bool = True  # of groups (see `nest.py`)
     no_overlap: bool = False  # groups do not overlap
     single_buffered: bool  # each packed tile and sum is held once, and tiles arrive in small parts
-    streamed: Streamed | None = None
+    blocked: Blocking | None = None
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -163,10 +163,10 @@ class RowPlan:
         return tuple(s for one in self.loops for s in one.passes)
 
     @property
-    def most_bands(self) -> int:
-        """Bands of rows that may have code of their own, for each band of segments around them."""
-        most = min(_BANDS, _VALUES // len(self.run))
-        return max(1, most // 2 if self.streamed and self.streamed.outside else most)
+    def most_panels(self) -> int:
+        """Row panels that may have code of their own, in each column tile around them."""
+        most = min(_PANELS, _VALUES // len(self.run))
+        return max(1, most // 2 if self.blocked and self.blocked.outside else most)
 
     @property
     def online(self) -> bool:
@@ -179,27 +179,27 @@ class RowPlan:
         return self.roles.row
 
     @property
-    def stream(self) -> int:
-        """The streamed iter dim, or that there is none."""
-        return self.streamed.iter_dim if self.streamed else NO_DIM
+    def blocked_dim(self) -> int:
+        """The blocked iter dim, or that there is none."""
+        return self.blocked.iter_dim if self.blocked else NO_DIM
 
     def points(self, iter_dim: int) -> int:
         """Points of an iter dim that are on chip at a time."""
-        size, streamed = self.domain.sizes[iter_dim], self.streamed
-        return min(size, streamed.length) if streamed and streamed.iter_dim == iter_dim else size
+        size, blocked = self.domain.sizes[iter_dim], self.blocked
+        return min(size, blocked.length) if blocked and blocked.iter_dim == iter_dim else size
 
     def points_of_sum(self, iter_dim: int) -> int:
         """Points of an iter dim that a sum over rows has on chip at a time."""
-        outside = self.streamed and self.streamed.outside
+        outside = self.blocked and self.blocked.outside
         return self.points(iter_dim) if outside else self.domain.sizes[iter_dim]
 
-    def streams(self, number: int) -> bool:
-        """Whether a value spans the streamed iter dim."""
-        return self.stream in self.domain[number].iter_dims
+    def is_blocked(self, number: int) -> bool:
+        """Whether a value spans the blocked iter dim."""
+        return self.blocked_dim in self.domain[number].iter_dims
 
     def carries(self, number: int) -> bool:
-        """Whether a row value adds up the streamed iter dim, segment by segment."""
-        return self.stream in self.domain[number].over
+        """Whether a row value adds up the blocked iter dim, tile by tile."""
+        return self.blocked_dim in self.domain[number].over
 
     def inner(self, number: int) -> int | None:
         """The inner iter dim a row value spans."""
@@ -242,7 +242,7 @@ def plan_rows(domain: Domain, roots: Iterable[int], room: Room) -> list[RowPlan]
 
 
 def _for_row(domain: Domain, last: Sequence[int], roles: Roles, room: Room) -> list[RowPlan]:
-    """Plans that fit for one row iter dim; streamed ones too where no other has two row tiles in
+    """Plans that fit for one row iter dim; blocked ones too where no other has two row tiles in
     flight, those first that take fewer loops. Raises CapacityError when none does.
     """
     made, values = _fused(domain, last, roles, room)
@@ -253,25 +253,25 @@ def _for_row(domain: Domain, last: Sequence[int], roles: Roles, room: Room) -> l
     if any(p.in_flight > 1 for p in fitting):
         return fitting
     iter_dim = max(roles.inner, key=lambda a: (made.sizes[a], a))
-    # Products over the streamed iter dim are added up in parts, so they are fp32.
+    # Products over the blocked iter dim are added up in parts, so they are fp32.
     roots = _roots_of(made, (*roles.rows, *roles.late))
     wide, last = wide_products(made, roots, roles.row, iter_dim)
     wide_roles = roles_for(wide, last, roles.row)
-    streamed = _planned(wide, wide_roles, _STREAMED_FORMS, room, iter_dim)
+    blocked = _planned(wide, wide_roles, _BLOCKED_FORMS, room, iter_dim)
     outside = [
         plan
         for a in _complete_apart(made, roles)
         for plan in _planned(made, roles, _OUTSIDE_FORMS, room, a)
     ]
-    found = sorted([*fitting, *_fitting(streamed, room)], key=lambda p: not p.online)
+    found = sorted([*fitting, *_fitting(blocked, room)], key=lambda p: not p.online)
     found = [*_fitting(outside, room), *found]
     if not found:
-        raise _overflow([*plans, *streamed, *outside], room)
+        raise _overflow([*plans, *blocked, *outside], room)
     return found
 
 
 def _complete_apart(domain: Domain, roles: Roles) -> list[int]:
-    """The longest inner iter dim of which every segment has sums and stores of its own."""
+    """The longest inner iter dim of which every column tile has sums and stores of its own."""
     values = domain.values
     ends = [*roles.sums, *(n for n in roles.rows if values[n].op in STORES)]
     spanned = roles.inner.intersection(*(values[n].iter_dims for n in ends))
@@ -290,10 +290,10 @@ def _roots_of(domain: Domain, numbers: Iterable[int]) -> list[int]:
 
 
 def _planned(
-    domain: Domain, roles: Roles, forms: Iterable[_Form], room: Room, streamed: int = NO_DIM
+    domain: Domain, roles: Roles, forms: Iterable[_Form], room: Room, blocked: int = NO_DIM
 ) -> list[RowPlan]:
     """A plan for every form."""
-    forms = [replace(form, streamed=streamed) for form in forms]
+    forms = [replace(form, blocked=blocked) for form in forms]
     made = {
         form.pass_key: _scheduled(domain, roles, form, room)
         for form in {form.pass_key: form for form in forms}.values()
@@ -308,14 +308,14 @@ def _scheduled(domain: Domain, roles: Roles, form: _Form, room: Room) -> RowPlan
     options = PassOptions(
         whole=frozenset() if form.single_buffered else _whole_operands(domain, roles),
         vectors=_free_vectors(domain, roles) if form.single_buffered else frozenset(),
-        early=form.remat or form.streamed != NO_DIM,
-        streamed=form.streamed,
+        early=form.remat or form.blocked != NO_DIM,
+        blocked=form.blocked,
         online=form.online,
     )
     if form.own_pass:
         options = replace(options, own_pass=frozenset(_transposed(domain, roles, options.whole)))
     schedule = PassSchedule(domain, roles, options)
-    if form.streamed != NO_DIM:
+    if form.blocked != NO_DIM:
         schedule = _rewritten(schedule, made_in_loops(schedule))
     if form.remat:
         schedule = _rewritten(schedule, rematerialised(schedule))
@@ -373,17 +373,17 @@ def _free_vectors(domain: Domain, roles: Roles) -> frozenset[int]:
 def _formed(plan: RowPlan, form: _Form, limits: Limits) -> RowPlan:
     """The plan with the row tiles `in_flight` in a group, columns folded as many times: groups of
     masked rows then begin and end with a folded block. What is transposed as it arrives has its k
-    in order, and so has then the other operand; so have segments.
+    in order, and so has then the other operand; so have column tiles.
     """
     in_flight, block = form.in_flight, limits.contraction_max * form.in_flight
-    ordered, sizes = {*_ordered(plan), form.streamed}, plan.domain.sizes
+    ordered, sizes = {*_ordered(plan), form.blocked}, plan.domain.sizes
     folded = [a for a in plan.roles.inner if a not in ordered and sizes[a] % block == 0]
-    segments = Streamed(form.streamed, form.length, form.tiles, form.outside)
+    blocking = Blocking(form.blocked, form.length, form.tiles, form.outside)
     return replace(
         plan,
         in_flight=in_flight,
         fold=dict.fromkeys(folded, in_flight) if in_flight > 1 else {},
-        streamed=segments if form.streamed != NO_DIM else None,
+        blocked=blocking if form.blocked != NO_DIM else None,
         newest_first=form.newest_first,
         no_overlap=form.no_overlap,
     )

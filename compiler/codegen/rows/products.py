@@ -27,14 +27,14 @@ from shardwright.compiler.isa.program import Engine
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What row tiles of a parallel point share; `segments`: runs of iter dims on chip in part."""
+    """What row tiles of a parallel point share; `column_tiles`: runs of blocked iter dims."""
 
     packed: Mapping[int, Packed]
     whole: Mapping[int, Packed]
     sums: Sums
     columns: Columns
     held: Mapping[int, Held]
-    segments: Mapping[int, tuple[Run, ...]]
+    column_tiles: Mapping[int, tuple[Run, ...]]
 
 
 class Products(Frame):
@@ -48,7 +48,8 @@ class Products(Frame):
         super().__init__(scope.builder, plan.domain, plan.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span = plan, scope, rows
         self.packed, self.whole = shared.packed, shared.whole
-        self.sums, self.columns, self.segments = shared.sums, shared.columns, shared.segments
+        self.sums, self.columns = shared.sums, shared.columns
+        self.column_tiles = shared.column_tiles
         self.held = dict(shared.held)
         self.users = plan.domain.users((*plan.roles.rows, *plan.roles.sums))
         self.transposed: dict[int, Held] = {}
@@ -61,7 +62,7 @@ class Products(Frame):
 
     def runs(self, iter_dim: int) -> tuple[Run, ...]:
         """Runs of blocks of an iter dim, counted from the first point that is on chip."""
-        found = self.segments.get(iter_dim)
+        found = self.column_tiles.get(iter_dim)
         return self.columns.runs(iter_dim, self.span) if found is None else found
 
     def position(self, iter_dim: int | None, scope: Scope) -> Affine:
@@ -150,7 +151,7 @@ class Products(Frame):
         self.copy(scope, self._copier(Copy(number)), held, bank)
 
     def _carry(self, number: int, bank: Held, scope: Scope) -> None:
-        """Add what a segment contributes to a product."""
+        """Add what a column tile contributes to a product."""
         rows, width = self.rows(scope), scope.extent(self.plan.inner(number))
         out = scope.flat(self.held[number], rows, width)
         given = scope.on_chip(bank, rows, ((1, width), (1, 1)))

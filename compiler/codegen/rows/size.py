@@ -46,7 +46,7 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
     _of_packed(size, plan, limits)
     values, slots = plan.domain.values, 1 if plan.single_buffered else 2
     for n in plan.vectors:
-        places = 2 if plan.streams(n) else 1
+        places = 2 if plan.is_blocked(n) else 1
         size.add(f"vector {values[n].op}{n}", places * _width(plan, n) * values[n].dtype.bytes)
     for n in plan.roles.sums:
         spanned = values[n].iter_dims & {*plan.roles.inner, plan.row}
@@ -73,8 +73,8 @@ def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
 
 def _tiles(plan: RowPlan, number: int) -> int:
     """Row tiles that hold a row buffer at a time."""
-    if plan.streamed and not plan.streams(number):
-        return plan.streamed.tiles
+    if plan.blocked and not plan.is_blocked(number):
+        return plan.blocked.tiles
     return plan.in_flight if plan.no_overlap else 2 * plan.in_flight
 
 
@@ -89,7 +89,7 @@ def _of_packed(size: Size, plan: RowPlan, limits: Limits) -> None:
         held = -(-elements // limits.partitions) * item
         if (other, depth, item) not in counted:
             counted.add((other, depth, item))
-            places = 2 if plan.streams(other) else 1
+            places = 2 if plan.is_blocked(other) else 1
             size.add(f"packed {other}", places * held if plan.single_buffered else 3 * held)
         if tall in plan.whole:
             size.add(f"rows {tall}", 3 * domain.sizes[plan.row] * item)

@@ -4,7 +4,7 @@ A sum is a product of two row tiles on the tensor engine that contracts the part
 multiplies by ones). Row tiles that take turns in a block add up theirs in PSUM; from there they go
 to fp32 in SBUF, where blocks of other row tiles are added. A sum over parallel points only keeps
 its rows on the partitions and needs no product. When all rows are done, values that follow run with
-an iter dim of the sum on the partitions. Of a streamed iter dim, a sum has the segment it began at.
+an iter dim of the sum on the partitions. Of a blocked iter dim, a sum has the tile it began at.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_scores_of_a_70b_layer_stay_on_chip() -> None:
     ],
 )
 def test_scores_of_a_long_step_stay_on_chip(seq_len: int, coded: bool) -> None:
-    """Rows that no SBUF holds are streamed; a backward pass whose sums over rows do not fit as one
+    """Rows that no SBUF holds are blocked; a backward pass whose sums over rows do not fit as one
     kernel is split into row kernels that share no score.
     """
     groups = settled_step(seq_len, coded).groups
