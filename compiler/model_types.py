@@ -25,5 +25,5 @@ class ModelType:
 MODEL_TYPES = {
     "generic": ModelType(),
     "transformer": ModelType(keep_scores=0.1, searched=frozenset(("contraction",))),
-    "unet-inference": ModelType(wide_norms=True, searched=frozenset(("strip", "windows"))),
+    "unet-inference": ModelType(wide_norms=True, searched=frozenset(("loop", "windows"))),
 }

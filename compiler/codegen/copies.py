@@ -20,8 +20,8 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, cut, merge_dims
 from shardwright.compiler.codegen.domain import AccessMap, Domain, Tensors, Value
+from shardwright.compiler.codegen.loop_fusion_plan import loop_candidates
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
-from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
@@ -175,7 +175,7 @@ def transpose_candidates(domain: Domain, roots: list[int], room: Room) -> Sequen
         for plan in transposes_of(domain, root, room.tensors)
         if _bytes(plan) <= room.budget
     ]
-    return [*transposed, *strip_candidates(domain, roots, room)]
+    return [*transposed, *loop_candidates(domain, roots, room)]
 
 
 def _bytes(plan: TransposePlan) -> int:

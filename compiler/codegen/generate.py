@@ -19,12 +19,12 @@ from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
 from shardwright.compiler.codegen.domain import Domain, Tensors
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
+from shardwright.compiler.codegen.loop_fusion_plan import loop_candidates
 from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.overlap import overlap, unroll_factors
 from shardwright.compiler.codegen.planning import Candidate, Rates, Room
-from shardwright.compiler.codegen.rows import row_candidates
+from shardwright.compiler.codegen.rows import reduction_candidates
 from shardwright.compiler.codegen.search import Effort, effort_of, fastest, worth_trying
-from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.kernel import KernelProgram
@@ -170,7 +170,7 @@ class Codes:
         self, made: Generated, chosen: Sequence[Candidate], unroll: int, effort: Effort
     ) -> Generated | None:
         """The same code with loads that wait for no other tile, where that is faster."""
-        tried = effort.loads_apart and self.kinds & {"strip", "row"}
+        tried = effort.loads_apart and self.kinds & {"loop", "reduction"}
         if not tried or not self._code(tuple(chosen)).takes_over:
             return None
         taken = self.judged_ps(made)
@@ -319,10 +319,10 @@ def _planner(domain: Domain, contracts: frozenset[int], root: int) -> Plan:
     if has_windows(domain, [root]):
         return window_candidates
     if not contracts:
-        return strip_candidates
+        return loop_candidates
     roots = [n for n in domain.roots if _folds(domain, [n])[0] & contracts]
     single = len(contracts) == 1 and not _folds(domain, roots)[1]
-    return contraction_candidates if single else row_candidates
+    return contraction_candidates if single else reduction_candidates
 
 
 def _verify(kernel: Kernel, limits: Limits) -> None:
@@ -338,8 +338,8 @@ def _verify(kernel: Kernel, limits: Limits) -> None:
 _KINDS: Mapping[Plan, str] = {
     copies.copy_candidates: "copy",
     copies.transpose_candidates: "copy",
-    strip_candidates: "strip",
+    loop_candidates: "loop",
     contraction_candidates: "contraction",
-    row_candidates: "row",
+    reduction_candidates: "reduction",
     window_candidates: "windows",
 }

@@ -4,7 +4,7 @@ constants, roots.
 `normalise` turns a `KernelProgram` into a `Domain` that is freely edited by the planners: size-1
 iter dims are gone, iter dims that every view walks as one index are one iter dim, values span only
 what moves them. `split` cuts one iter dim into a major and a minor part, with a tail where the
-minor part does not divide it. Next: `strips.py` and `contraction.py`.
+minor part does not divide it. Next: `loop_fusion.py` and `contraction.py`.
 """
 
 from __future__ import annotations

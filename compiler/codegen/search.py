@@ -52,7 +52,7 @@ ROW_EFFORTS = {
 
 def effort_of(options: CompileOptions, kinds: Collection[str]) -> Effort:
     """The effort for a kernel with nests of `kinds`."""
-    if "row" in kinds:
+    if "reduction" in kinds:
         return ROW_EFFORTS[options.optlevel]
     searched = MODEL_TYPES[options.model_type].searched
     thorough = options.optlevel > 1 and any(kind in searched for kind in kinds)

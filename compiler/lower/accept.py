@@ -22,12 +22,12 @@ from shardwright.compiler.lower.write_out import kernel_program
 from shardwright.compiler.model_types import MODEL_TYPES
 from shardwright.compiler.options import CompileOptions
 
-STRIP_BYTES = 96 * 1024
+LOOP_BYTES = 96 * 1024
 """Half of an SBUF partition of NeuronCore-v2 (documented: 192 KiB); the other half is left to
 double buffering (our choice).
 """
 
-LARGE_STRIP_BYTES = 150 * 1024
+LARGE_LOOP_BYTES = 150 * 1024
 """Share of an SBUF partition a strip may fill with single buffers (lowering study, assumption)."""
 
 ROW_BYTES = 182 * 1024
@@ -67,10 +67,14 @@ def policy_of(options: CompileOptions) -> Policy:
     has, where a row fits on chip: a hundred times as slow as two kernels.
     """
     level, model = options.optlevel, MODEL_TYPES[options.model_type]
-    phases = {1: ("row",), 2: ("row", "epilogue"), 3: ("row", "epilogue", "strip")}[level]
+    phases = {
+        1: ("reduction",),
+        2: ("reduction", "epilogue"),
+        3: ("reduction", "epilogue", "loop"),
+    }[level]
     return Policy(
-        budget=Budget(LARGE_STRIP_BYTES if model.wide_norms else STRIP_BYTES, ROW_BYTES),
-        coded=frozenset(("row", "epilogue", *(("strip",) if model.wide_norms else ()))),
+        budget=Budget(LARGE_LOOP_BYTES if model.wide_norms else LOOP_BYTES, ROW_BYTES),
+        coded=frozenset(("reduction", "epilogue", *(("loop",) if model.wide_norms else ()))),
         timed=frozenset(phases),
         crossing=level > 1,
         margin=max(model.keep_scores, QUICK_MARGIN if level == 1 else 0.0),
@@ -107,8 +111,8 @@ class Trials:
             yield from self._best(half)
 
     def _is_tried(self, part: Part) -> bool:
-        if part.phase == "strip":
-            mine = self._is_timed(part) or "strip" in self.policy.coded
+        if part.phase == "loop":
+            mine = self._is_timed(part) or "loop" in self.policy.coded
             return mine and self._kept_bytes(part) >= SEARCH_BYTES
         return part.phase in self.policy.coded | self.policy.timed
 
@@ -118,7 +122,7 @@ class Trials:
         """
         if part.phase in self.policy.timed:
             return True
-        return part.phase == "strip" and self.policy.crossing and self._folds_both(part)
+        return part.phase == "loop" and self.policy.crossing and self._folds_both(part)
 
     def _folds_both(self, part: Part) -> bool:
         """Whether some reductions of a kernel keep what others add up."""

@@ -25,8 +25,8 @@ from shardwright.compiler.lower.task import (
     COLLECTIVE,
     CONTRACT,
     COPY,
+    LOOP,
     PARTITIONS,
-    STRIP,
     WRITE,
     NeedsCopyError,
     NeedsScratchError,
@@ -169,7 +169,7 @@ class Storage:
                     return natural
                 behind, layout = self._behind(value)
                 wanted = layout if behind is root else natural
-                if task.kind == STRIP:
+                if task.kind == LOOP:
                     strips[wanted] += bool(chain)
                 views.add(wanted)
         if strips:

@@ -6,7 +6,7 @@ row tile (`passes.py`) and sizes its tiles (`size.py`), `nest.py` emits the loop
 groups of row tiles, `group.py` and `products.py` the code of a group.
 """
 
-from shardwright.compiler.codegen.rows.nest import row_candidates
+from shardwright.compiler.codegen.rows.nest import reduction_candidates
 from shardwright.compiler.codegen.rows.plan import plan_rows
 
-__all__ = ["plan_rows", "row_candidates"]
+__all__ = ["plan_rows", "reduction_candidates"]

@@ -44,7 +44,7 @@ from shardwright.compiler.isa.kernel import Affine
 _TRIES, _TRIED_VALUES = 2, 20
 
 
-def row_candidates(domain: Domain, roots: list[int], room: Room) -> list[Candidate]:
+def reduction_candidates(domain: Domain, roots: list[int], room: Room) -> list[Candidate]:
     """Ways to tile a row kernel. Raises CompileError (no row kernel), CapacityError (none fits)."""
 
     def emit(plan: RowPlan, builder: Builder) -> None:

@@ -76,7 +76,7 @@ def test_scores_of_a_long_step_stay_on_chip(seq_len: int, coded: bool) -> None:
     kernel is split into row kernels that share no score.
     """
     groups = settled_step(seq_len, coded).groups
-    assert sum(part.phase == "row" for part in groups.parts.values()) >= 4
+    assert sum(part.phase == "reduction" for part in groups.parts.values()) >= 4
 
 
 def test_explanation_adds_up_to_the_same_bytes() -> None:

@@ -27,9 +27,9 @@ from shardwright.compiler.codegen.domain import (
     PerDim,
     Value,
 )
+from shardwright.compiler.codegen.loop_fusion import LoopPlan, Slots, depths, emit_loops
 from shardwright.compiler.codegen.normalise import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
-from shardwright.compiler.codegen.strips import Slots, StripPlan, depths, emit_strips
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
@@ -49,14 +49,14 @@ _SPLIT_RUNS = (512, 2048)  # elements of a row when a single large iter dim is c
 _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reduction
 
 
-def strip_candidates(domain: Domain, roots: Iterable[int], room: Room) -> list[Candidate]:
+def loop_candidates(domain: Domain, roots: Iterable[int], room: Room) -> list[Candidate]:
     """Tilings of everything `roots` need. Raises CompileError when there is none."""
-    plans = plan_strips(*coalesce(domain, roots, room.tensors), room)
-    made = {id(p): Candidate(p.cost, partial(emit_strips, p), p.variant, plan=p) for p in plans}
+    plans = plan_loops(*coalesce(domain, roots, room.tensors), room)
+    made = {id(p): Candidate(p.cost, partial(emit_loops, p), p.variant, plan=p) for p in plans}
     return [made[id(plan)] for plan in plans]
 
 
-def plan_strips(domain: Domain, roots: Iterable[int], room: Room) -> list[StripPlan]:
+def plan_loops(domain: Domain, roots: Iterable[int], room: Room) -> list[LoopPlan]:
     """Tilings of everything `roots` need, with at most about the room's SBUF bytes; one that
     several choices lead to is there as often.
 
@@ -76,7 +76,7 @@ def plan_strips(domain: Domain, roots: Iterable[int], room: Room) -> list[StripP
     return exact if any(p.partition is not None for p in exact) else plans
 
 
-def _transposes_extremes(plan: StripPlan) -> bool:
+def _transposes_extremes(plan: LoopPlan) -> bool:
     """Whether an extreme crosses the partitions by products with 0, which make NaN of inf."""
     nodes = (plan.domain[n] for n in plan.values)
     return any(
@@ -131,7 +131,7 @@ class _Planner:
         self.freed = self._freed()
         self.spanned = [self._spanned(v) for v in self.nodes]
 
-    def plans(self) -> list[StripPlan]:
+    def plans(self) -> list[LoopPlan]:
         """Plans by slots and longest row; none when this partition iter dim cannot do it."""
         if not all(self._is_legal(v) for v in self.nodes):
             return []
@@ -288,20 +288,20 @@ class _Tiling:
         )
         self.nodes = [self.domain[n] for n in self.values]
         self.axes = tuple(a for a in ranked if extents[a] > 1 and a != self.partition)
-        self.plans: dict[Slots, StripPlan] = {}
+        self.plans: dict[Slots, LoopPlan] = {}
         self.order = self._order(ranked)
         if self.order is not None:
             self.moved_ns, self.busiest_ns = self._costs(self.order)
 
-    def plan(self, slots: Slots) -> StripPlan | None:
+    def plan(self, slots: Slots) -> LoopPlan | None:
         """The plan (one object per `slots`), or None when no loop order can compute it."""
         if self.order is not None and slots not in self.plans:
             self.plans[slots] = self._plan(self.order, slots)
         return self.plans.get(slots)
 
-    def _plan(self, order: IterDims, slots: Slots) -> StripPlan:
+    def _plan(self, order: IterDims, slots: Slots) -> LoopPlan:
         moved, busiest = self.moved_ns, self.busiest_ns
-        return StripPlan(
+        return LoopPlan(
             domain=self.domain,
             values=self.values,
             partition=self.partition,

@@ -3,7 +3,7 @@ the loops they cross.
 
 Every value runs at the shallowest loop that covers the iter dims it spans. What depends on a sum
 over an inner loop runs after that loop; if it spans the loop again, a second pass over the loop
-re-makes what it needs. `strip_plan.py` chooses the partition, extents and loop order.
+re-makes what it needs. `loop_fusion_plan.py` chooses the partition, extents and loop order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Slots = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StripPlan:
+class LoopPlan:
     """How a strip kernel is tiled.
 
     `axes` are the free iter dims, major to minor; `extents` the tile extent of every iter dim;
@@ -64,7 +64,7 @@ def depths(domain: Domain, values: Iterable[int], order: Sequence[int]) -> dict[
     return found
 
 
-def emit_strips(plan: StripPlan, builder: Builder) -> None:
+def emit_loops(plan: LoopPlan, builder: Builder) -> None:
     """Append the code of a strip kernel to the builder's body."""
     _Nest(builder, plan).level(0, builder.scope(plan.extents), list(plan.values))
 
@@ -72,7 +72,7 @@ def emit_strips(plan: StripPlan, builder: Builder) -> None:
 class _Nest:
     """Recursion over the loops of one plan."""
 
-    def __init__(self, builder: Builder, plan: StripPlan) -> None:
+    def __init__(self, builder: Builder, plan: LoopPlan) -> None:
         self.plan = plan
         self.domain = plan.domain
         self.frame = Frame(builder, plan.domain, plan.partition, plan.axes, plan.slots)

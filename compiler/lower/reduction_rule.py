@@ -18,10 +18,10 @@ from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import IterDim, all_leaves
+from shardwright.compiler.lower.loop_rule import EPILOGUE
 from shardwright.compiler.lower.rule import Rule, crowded, most_alive, traffic
 from shardwright.compiler.lower.space import Refusal, Space, label
-from shardwright.compiler.lower.strip_rule import EPILOGUE
-from shardwright.compiler.lower.task import CONTRACT, PARTITIONS, STRIP, Task
+from shardwright.compiler.lower.task import CONTRACT, LOOP, PARTITIONS, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
@@ -56,15 +56,15 @@ class Spans:
         return self.all - self.result
 
 
-class RowRule(Rule):
+class ReductionRule(Rule):
     """Growth of kernels that hold contractions."""
 
-    phase = "row"
+    phase = "reduction"
 
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """Contractions, elementwise ops and reductions meet each other."""
         kinds = {producer.kind, consumer.kind}
-        return self.joinable(producer, consumer) and kinds <= {STRIP, CONTRACT}
+        return self.joinable(producer, consumer) and kinds <= {LOOP, CONTRACT}
 
     def check(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
         """Some index of all contractions has to serve as the rows."""
