@@ -1,5 +1,5 @@
 """Copies: a view stored through another view is a DMA from HBM to HBM, whatever the strides, where
-runs are long; else a strip, or a copy that is transposed.
+runs are long; else a loop fusion, or a copy that is transposed.
 
 A transposed copy has other innermost indices on its two sides: blocks are transposed on the tensor
 engine, so that both transfers move rows. `along` is innermost in the source, `across` in the
@@ -168,7 +168,7 @@ def _blocks(run: int, least: int) -> int:
 
 
 def transpose_candidates(domain: Domain, roots: list[int], room: Room) -> Sequence[Candidate]:
-    """Transposed copies beside the tilings of a strip."""
+    """Transposed copies beside the tilings of a loop fusion."""
     (root,) = roots
     transposed = [
         Candidate(_cost(domain, plan, room), partial(_emit, domain, plan), plan=plan)

@@ -2,8 +2,8 @@
 PSUM, else by a copy.
 
 Vector and Scalar read PSUM as fast as SBUF, so that a sum with a bias, a scale or an activation
-behind a product costs no pass of its own. Chains behind the product are fused as those of strips
-are (`fusion.py`). Next: `contraction.py` emits both.
+behind a product costs no pass of its own. Chains behind the product are fused as those of loop
+fusions are (`fusion.py`). Next: `contraction.py` emits both.
 """
 
 from __future__ import annotations

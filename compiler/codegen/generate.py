@@ -1,7 +1,7 @@
 """From a kernel's meaning to its code: normalise, group the stores, generate each group, place
 tiles, order engines.
 
-Stores that need no contraction become one strip nest, stores that need the same single contraction
+Stores that need no contraction become one loop nest, stores that need the same single contraction
 one contraction nest, several contractions or reductions beside one a row nest, plain copies a DMA
 of their own. Planners offer tilings and `search.py` picks. The result is checked against the limits
 of the target before anybody else sees it.

@@ -1,4 +1,4 @@
-"""Strip kernels: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over
+"""Loop fusions: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over
 the loops they cross.
 
 Every value runs at the shallowest loop that covers the iter dims it spans. What depends on a sum
@@ -24,7 +24,7 @@ Slots = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPlan:
-    """How a strip kernel is tiled.
+    """How a loop fusion is tiled.
 
     `axes` are the free iter dims, major to minor; `extents` the tile extent of every iter dim;
     `order` the looped iter dims, outermost first; `values` the numbers to compute; `slots` as in
@@ -65,7 +65,7 @@ def depths(domain: Domain, values: Iterable[int], order: Sequence[int]) -> dict[
 
 
 def emit_loops(plan: LoopPlan, builder: Builder) -> None:
-    """Append the code of a strip kernel to the builder's body."""
+    """Append the code of a loop fusion to the builder's body."""
     _Nest(builder, plan).level(0, builder.scope(plan.extents), list(plan.values))
 
 

@@ -1,4 +1,4 @@
-"""Choosing the tiles of a strip kernel: which iter dim on the partitions, what stays whole in a
+"""Choosing the tiles of a loop fusion: which iter dim on the partitions, what stays whole in a
 row, what is looped.
 
 Candidates are every iter dim, every useful split of a large iter dim, and no partition iter dim at

@@ -2,7 +2,7 @@
 
 The elementwise ops walk the index space of the result, tile by tile, while it is in PSUM, and may
 load and store other tensors of that space (a bias, a gate, an optimizer's moments). Sums over the
-result would need whole rows, so they are left to row kernels.
+result would need whole rows, so they are left to reduction fusions.
 """
 
 from __future__ import annotations

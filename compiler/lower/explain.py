@@ -61,8 +61,8 @@ def explain_fusion(
     oracle: CostOracle | None = None,
     describe: Describe | None = None,
 ) -> list[KernelStory]:
-    """The kernels of a function in program order; row kernels with what `describe` says of them.
-    Raises what `settle` raises.
+    """The kernels of a function in program order; reduction fusions with what `describe` says of
+    them. Raises what `settle` raises.
     """
     return stories_of(settle(graph, signature, options, oracle), describe)
 

@@ -82,7 +82,7 @@ class _Try:
     dense: set[Value] = field(default_factory=set)  # those whose readers walk that better
     apart: set[int] = field(default_factory=set)  # outputs that are copied to their place at last
     early: set[Value] = field(default_factory=set)  # results joined with their operand first
-    reductions_first: bool = False  # row kernels take what they can before epilogues do
+    reductions_first: bool = False  # reduction fusions take what they can before epilogues do
     patience_ps: float = math.inf  # how much longer than alone a task waits for collectives
 
     def anew(self, **changes: Any) -> _Try:
@@ -197,8 +197,9 @@ def _prompt(found: Settled, oracle: CostOracle) -> Settled:
 
 
 def _halved(found: Settled, oracle: CostOracle) -> Settled:
-    """The function with every row kernel in two that is faster so, though it computes twice what
-    both halves read: a kernel of forward and backward attention holds all packed tiles of both.
+    """The function with every reduction fusion in two that is faster so, though it computes twice
+    what both halves read: a kernel of forward and backward attention holds all packed tiles of
+    both.
     """
     done: set[frozenset[Value]] = set()
     while True:
@@ -313,7 +314,7 @@ def rules_of(
     options: CompileOptions, budget: Budget, alone: Collection[int], reductions_first: bool = False
 ) -> tuple[Rule, ...]:
     """The phases of growth, in order. `alone`: softmax operators that pass through HBM;
-    `reductions_first`: row kernels take what they can before epilogues do.
+    `reductions_first`: reduction fusions take what they can before epilogues do.
     """
     later: list[Rule] = []
     if options.optlevel > 1:

@@ -1,7 +1,7 @@
-"""Which tasks may be one strip kernel, or a contraction with the conversions and writes of its
+"""Which tasks may be one loop fusion, or a contraction with the conversions and writes of its
 result.
 
-A strip kernel walks one set of parallel indices and keeps everything else of a row on chip. Its
+A loop fusion walks one set of parallel indices and keeps everything else of a row on chip. Its
 rows must be many enough for the partitions, and the values alive at a time must fit.
 """
 
@@ -33,7 +33,7 @@ class LoopRule(Rule):
     phase = "loop"
 
     def may_meet(self, producer: Task, consumer: Task) -> bool:
-        """Strips meet strips; a contraction meets what converts or writes its result."""
+        """Loop fusions meet each other; a contraction meets what converts or writes its result."""
         if not self.joinable(producer, consumer):
             return False
         if producer.kind == CONTRACT:

@@ -1,7 +1,7 @@
-"""Which tasks may be one row kernel: contractions together with what stands between them.
+"""Which tasks may be one reduction fusion: contractions together with what stands between them.
 
-A row kernel walks 128 rows of one index (the row index) at a time. Every value of it has one of
-three roles: a row value walks the rows; a sum adds up the rows, or loops around them, and leaves
+A reduction fusion walks 128 rows of one index (the row index) at a time. Every value of it has one
+of three roles: a row value walks the rows; a sum adds up the rows, or loops around them, and leaves
 the kernel, at most converted; a packed tile does not know the rows and stays on chip while they
 pass. A contraction takes rows and a packed tile to rows, or two row values to a sum. Nothing here
 knows what attention is.
@@ -208,9 +208,9 @@ def _columns(one: Spans, rows: IterDim) -> frozenset[IterDim]:
 
 
 class _Memory:
-    """Bytes per partition of a row kernel, as its leanest code needs them: packed tiles, sums and
-    transposed rows once, everything else of a row as blocks of columns. Of a `long` index only a
-    column tile is on chip at a time.
+    """Bytes per partition of a reduction fusion, as its leanest code needs them: packed tiles, sums
+    and transposed rows once, everything else of a row as blocks of columns. Of a `long` index only
+    a column tile is on chip at a time.
     """
 
     long: IterDim | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Budget:
     """Limits of kernels.
 
-    `loop_bytes`: what the values of 128 rows of a strip kernel may take per partition;
+    `loop_bytes`: what the values of 128 rows of a loop fusion may take per partition;
     `row_bytes`: the same for a kernel with contractions, packed tiles and accumulators included.
     """
 

@@ -45,7 +45,7 @@ def arrays(dtype) -> list[np.ndarray]:
 
 @pytest.fixture
 def blocked(monkeypatch, tmp_path):
-    """A machine with little SBUF, and the plans of the row kernels that were generated for it."""
+    """A machine with little SBUF, and the plans of reduction fusions that were generated for it."""
     plans = []
 
     def shrink(sbuf_bytes: int):

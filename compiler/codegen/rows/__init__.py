@@ -1,5 +1,5 @@
-"""Tile code for row kernels: several contractions with elementwise work and reductions between
-them, one tile of rows at a time.
+"""Tile code for reduction fusions: several contractions with elementwise work and reductions
+between them, one tile of rows at a time.
 
 `roles.py` says what every value is for a choice of the row iter dim, `plan.py` orders the work of a
 row tile (`passes.py`) and sizes its tiles (`size.py`), `nest.py` emits the loops around

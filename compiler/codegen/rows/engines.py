@@ -199,7 +199,7 @@ class BankReuse:
 
 
 class Banks:
-    """What may lie in banks of products of a row kernel; `kept` have tiles beyond their block."""
+    """What may lie in banks of products; `kept` values have tiles beyond their block."""
 
     def __init__(
         self, domain: Domain, roles: Roles, run: Mapping[int, int], kept: Collection[int]

@@ -45,7 +45,7 @@ _TRIES, _TRIED_VALUES = 2, 20
 
 
 def reduction_candidates(domain: Domain, roots: list[int], room: Room) -> list[Candidate]:
-    """Ways to tile a row kernel. Raises CompileError (no row kernel), CapacityError (none fits)."""
+    """Ways to tile a reduction fusion. Raises CompileError (is none), CapacityError (none fits)."""
 
     def emit(plan: RowPlan, builder: Builder) -> None:
         Nest(builder, plan).emit()

@@ -136,7 +136,7 @@ class Blocking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """How a row kernel runs."""
+    """How a reduction fusion runs."""
 
     domain: Domain
     roles: Roles
@@ -229,7 +229,7 @@ def _operand_type(domain: Domain, number: int) -> DType:
 def plan_rows(domain: Domain, roots: Iterable[int], room: Room) -> list[RowPlan]:
     """Plans for everything `roots` need, the one with most row tiles in flight first.
 
-    Raises: CompileError when the kernel is no row kernel, CapacityError when nothing fits.
+    Raises: CompileError when the kernel is no reduction fusion, CapacityError when nothing fits.
     """
     failure: CapacityError | None = None
     for row_domain, last, roles in rows_by_work(*defer_scaling(domain, roots)):

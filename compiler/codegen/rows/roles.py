@@ -1,4 +1,4 @@
-"""What every value of a row kernel is for: rows, packed operands, sums over rows, what follows.
+"""What every value of a reduction fusion is for: rows, packed operands, sums, what follows.
 
 One iter dim, `row`, lies on the partitions. Iter dims that contractions and reductions run over or
 produce are `inner`: they lie along the free dims. All others are `parallel`: loops of single

@@ -1,4 +1,4 @@
-"""SBUF that a plan of a row kernel takes, before any code is made.
+"""SBUF that a plan of a reduction fusion takes, before any code is made.
 
 An estimate, tile by tile: what belongs to all rows once, what belongs to a group of row tiles twice
 when the next group fills its own meanwhile. The allocator has the last word.

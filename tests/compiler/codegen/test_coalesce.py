@@ -98,7 +98,7 @@ def test_parts_that_are_reduced() -> None:
 
 
 def test_nests_of_a_kernel_are_rewritten_one_at_a_time() -> None:
-    """The algebra of row kernels looks at its own nest; another contraction of the kernel stays."""
+    """The algebra of reduction fusions looks at its own nest; other contractions stay."""
     m = Maker((64, 32, 16), "two nests")
     x, w, v = m.load((0, 2)), m.load((2, 1)), m.load((2, 1))
     m.store(m.contract(m.node("multiply", x, m.load((0,))), w, over=(2,)), (0, 1))

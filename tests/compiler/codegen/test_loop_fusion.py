@@ -1,4 +1,4 @@
-"""Strip kernels: generated code run by L0 equals the kernel's meaning run by L1."""
+"""Loop fusions: generated code run by L0 equals the kernel's meaning run by L1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row kernels: contractions with reductions between them; generated code in L0 equals L1."""
+"""Reduction fusions: contractions with reductions between them; generated code in L0 equals L1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row kernels: contractions grow together with what stands between them, and values stay right."""
+"""Reduction fusions: contractions grow together with what is between them, values stay right."""
 
 from __future__ import annotations
 
