@@ -11,10 +11,10 @@ from dataclasses import dataclass
 class ModelType:
     """Choices that suit a family of models.
 
-    `keep_scores`: by how much a row kernel may be slower than its parts, because the memory is
-    worth more in training. `wide_norms`: strips keep up to 150 KiB of a row on chip, so that a
-    normalisation over positions and channels is one kernel. `searched`: kinds of nests
-    (contraction, strip, windows) that are searched at -O2 as they are at -O3.
+    `keep_scores`: by how much a reduction fusion may be slower than its parts, because the memory
+    is worth more in training. `wide_norms`: loop fusions keep up to 150 KiB of a row on chip, so
+    that a normalisation over positions and channels is one kernel. `searched`: kinds of nests
+    (contraction, loop, windows) that are searched at -O2 as they are at -O3.
     """
 
     keep_scores: float = 0.0
@@ -25,5 +25,5 @@ class ModelType:
 MODEL_TYPES = {
     "generic": ModelType(),
     "transformer": ModelType(keep_scores=0.1, searched=frozenset(("contraction",))),
-    "unet-inference": ModelType(wide_norms=True, searched=frozenset(("strip", "windows"))),
+    "unet-inference": ModelType(wide_norms=True, searched=frozenset(("loop", "windows"))),
 }

@@ -2,9 +2,9 @@
 over iter dims.
 
 A `Scope` is a place in the loop nest: a body to append to, and for every iter dim a `Box` (origin
-and extent) that says which part of the index space the code there works on. A `Held` value is a
-tile with an element stride per iter dim, so that reading it anywhere is one rule: stride 0 for iter
-dims it does not span.
+and extent) that says which part of the iteration domain the code there works on. A `Held` value is
+a tile with an element stride per iter dim, so that reading it anywhere is one rule: stride 0 for
+iter dims it does not span.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.codegen.domain import (
     CODELESS,
     PARTS,
+    Domain,
     Numbers,
     Rewriting,
-    Space,
     Tensors,
     Value,
 )
@@ -38,51 +38,51 @@ class _Group:
     step: int
 
 
-def coalesce(space: Space, roots: Iterable[int], tensors: Tensors) -> tuple[Space, list[int]]:
-    """`space` with adjacent views of what `roots` need coalesced, and the roots' new numbers."""
+def coalesce(domain: Domain, roots: Iterable[int], tensors: Tensors) -> tuple[Domain, list[int]]:
+    """`domain` with adjacent views of what `roots` need coalesced, and the roots' new numbers."""
     roots = list(roots)
-    groups = _groups(space, space.slice(roots), tensors)
-    return _Coalescer(space, groups).of(roots) if groups else (space, roots)
+    groups = _groups(domain, domain.slice(roots), tensors)
+    return _Coalescer(domain, groups).of(roots) if groups else (domain, roots)
 
 
-def _groups(space: Space, wanted: Iterable[int], tensors: Tensors) -> list[_Group]:
+def _groups(domain: Domain, wanted: Iterable[int], tensors: Tensors) -> list[_Group]:
     alike: dict[object, list[int]] = {}
     for n in wanted:
-        value, access = space[n], space[n].map
+        value, access = domain[n], domain[n].map
         if value.op in ("load", "store") and access is not None:
             strides, terms = frozenset(access.strides.items()), access.offset.terms
             key = (value.op, access.tensor, strides, terms, value.dtype, value.iter_dims)
             alike.setdefault(key, []).append(n)
-    found = [_adjacent(space, members, tensors) for members in alike.values() if len(members) > 1]
+    found = [_adjacent(domain, members, tensors) for members in alike.values() if len(members) > 1]
     return [group for group in found if group is not None]
 
 
-def _adjacent(space: Space, members: list[int], tensors: Tensors) -> _Group | None:
+def _adjacent(domain: Domain, members: list[int], tensors: Tensors) -> _Group | None:
     """The members as a group, when they continue each other's runs and the runs are short."""
-    access = space[members[0]].access
+    access = domain[members[0]].access
     # Without an iter dim along the run it is one element: numbers per row, side by side.
-    steps = [space.sizes[a] for a, stride in access.strides.items() if stride == 1] or [1]
+    steps = [domain.sizes[a] for a, stride in access.strides.items() if stride == 1] or [1]
     if steps[0] * tensors[access.tensor].dtype.bytes >= _RUN_BYTES:
         return None
-    offsets = {space[n].access.offset.const: n for n in members}
+    offsets = {domain[n].access.offset.const: n for n in members}
     first = min(offsets)
     if {first + i * steps[0] for i in range(len(members))} != set(offsets):
         return None
     group = _Group(tuple(offsets[o] for o in sorted(offsets)), steps[0])
-    return group if _can_coalesce(space, group) else None
+    return group if _can_coalesce(domain, group) else None
 
 
-def _can_coalesce(space: Space, group: _Group) -> bool:
+def _can_coalesce(domain: Domain, group: _Group) -> bool:
     """Loads always; stores when every stored value is computed for that place alone."""
-    stores = [space[n] for n in group.members if space[n].op == "store"]
-    sources = [space[s.inputs[0]] for s in stores]
+    stores = [domain[n] for n in group.members if domain[n].op == "store"]
+    sources = [domain[s.inputs[0]] for s in stores]
     numbers = {s.inputs[0] for s in stores}
-    users = space.users()
+    users = domain.users()
     return len(numbers) == len(stores) and all(
         v.op not in _NO_TILE
         and v.iter_dims == s.iter_dims
         and v.dtype is sources[0].dtype
-        and sum(space[u].op == "store" for u in users[s.inputs[0]]) == 1
+        and sum(domain[u].op == "store" for u in users[s.inputs[0]]) == 1
         for s, v in zip(stores, sources, strict=True)
     )
 
@@ -90,20 +90,20 @@ def _can_coalesce(space: Space, group: _Group) -> bool:
 class _Coalescer(Rewriting):
     """Coalesced iter dims are shared by groups of the same length."""
 
-    def __init__(self, space: Space, groups: Sequence[_Group]) -> None:
-        super().__init__(space)
+    def __init__(self, domain: Domain, groups: Sequence[_Group]) -> None:
+        super().__init__(domain)
         self.group = {n: group for group in groups for n in group.members}
-        first = max(space.sizes, default=-1) + 1
+        first = max(domain.sizes, default=-1) + 1
         lengths = sorted({len(g.members) for g in groups})
         self.coalesced = {length: first + i for i, length in enumerate(lengths)}
         self.loads: dict[Numbers, int] = {}
 
-    def of(self, roots: Sequence[int]) -> tuple[Space, list[int]]:
-        """The new space, and the numbers of `roots` in it."""
+    def of(self, roots: Sequence[int]) -> tuple[Domain, list[int]]:
+        """The new domain, and the numbers of `roots` in it."""
         sizes = self.old.sizes | {a: length for length, a in self.coalesced.items()}
         coalesced = self.old.coalesced | set(self.coalesced.values())
-        space = replace(self.run(), sizes=sizes, coalesced=coalesced)
-        return space, sorted({self.number[n] for n in roots} - {_GONE})
+        domain = replace(self.run(), sizes=sizes, coalesced=coalesced)
+        return domain, sorted({self.number[n] for n in roots} - {_GONE})
 
     def made(self, n: int, value: Value) -> int:
         """The value, its part of a coalesced load, or for a group's last store a coalesced one."""

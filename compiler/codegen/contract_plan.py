@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import AccessMap, IterDims, PerDim, Space, Split
+from shardwright.compiler.codegen.domain import AccessMap, Domain, IterDims, PerDim, Split
+from shardwright.compiler.codegen.normalise import contiguous_run
 from shardwright.compiler.codegen.planning import Rates
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block
-from shardwright.compiler.codegen.space import contiguous_run
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Engine
@@ -50,7 +50,7 @@ class ContractPlan:
     stationary packed tile. Both are at most one iter dim, `beside` in staged plans only.
     """
 
-    space: Space
+    domain: Domain
     number: int  # of the contraction
     stationary: Operand
     moving: Operand
@@ -82,7 +82,7 @@ class ContractPlan:
     @property
     def shared(self) -> IterDims:
         """Outer loops that choose another moving operand."""
-        moves = self.space[self.moving.number].iter_dims
+        moves = self.domain[self.moving.number].iter_dims
         return tuple(a for a in self.outer if a in moves)
 
     @property
@@ -93,7 +93,7 @@ class ContractPlan:
     @property
     def lines(self) -> Split:
         """How rows of the stationary operand are split: in tiles, or in those of a partition."""
-        return self.space.splits[self.rows or 0] if self.beside else self.row_split
+        return self.domain.splits[self.rows or 0] if self.beside else self.row_split
 
     @property
     def passes(self) -> int:
@@ -113,12 +113,12 @@ class ContractPlan:
     @property
     def depth_tiles(self) -> int:
         """Tiles of all of k."""
-        return tile_count(self.space, self.depth_split) * self.space.points(self.along)
+        return tile_count(self.domain, self.depth_split) * self.domain.points(self.along)
 
     @property
     def height(self) -> int:
         """Packed stationary columns for one row tile, those of a group counted together."""
-        height = self.space.sizes.get(self.row_split.minor, 1)
+        height = self.domain.sizes.get(self.row_split.minor, 1)
         return height * math.prod(self.extents[a] for a in (*self.group, *self.beside))
 
     @property
@@ -134,9 +134,9 @@ class ContractPlan:
     @property
     def sums(self) -> int:
         """Chunks of k that are added up."""
-        made, full = self.depth_split, self.space.sizes.get(self.depth_split.major, 1)
+        made, full = self.depth_split, self.domain.sizes.get(self.depth_split.major, 1)
         chunks = math.ceil(full / self.chunk) + (1 if made.tail else 0)
-        return chunks * self.space.points(self.along)
+        return chunks * self.domain.points(self.along)
 
 
 def natural_rows(
@@ -149,7 +149,7 @@ def natural_rows(
     chunk = extents.get(major, 1)
     row = row_iter_dim(plan, operand, extents)
     across = [a for a in (plan.depth, major, *operand.free) if a >= 0 and a != row]
-    run = contiguous_run(plan.space, access, [a for a in across if extents[a] > 1], extents)
+    run = contiguous_run(plan.domain, access, [a for a in across if extents[a] > 1], extents)
     if plan.rates is None or row == plan.depth:
         return run, None
     joined = chunk == 1 or access.stride(major) == depth
@@ -165,7 +165,7 @@ def direct_rows(
 ) -> tuple[int, RowBlock | None]:
     """The same for a direct operand: k counts its rows, and the block holds all of a tile of k."""
     free = [a for a in operand.free if access.stride(a)]
-    run = contiguous_run(plan.space, access, free, extents)
+    run = contiguous_run(plan.domain, access, free, extents)
     inner = next((a for a in free if access.stride(a) == 1), None)
     if plan.rates is None or inner is None or extents[inner] > TRANSPOSED:
         return run, None
@@ -197,66 +197,66 @@ def even_tile(size: int, limit: int) -> int:
     return limit
 
 
-def largest_access(space: Space, number: int) -> AccessMap | None:
+def largest_access(domain: Domain, number: int) -> AccessMap | None:
     """The access map of the largest tensor an operand is made from."""
-    loads = [space[n] for n in space.slice([number])]
-    accesses = [(space.elements(v), v.map) for v in loads if v.map and v.map.tensor >= 0]
+    loads = [domain[n] for n in domain.slice([number])]
+    accesses = [(domain.elements(v), v.map) for v in loads if v.map and v.map.tensor >= 0]
     return max(accesses, key=lambda w: w[0])[1] if accesses else None
 
 
-def is_natural(space: Space, number: int, depth: int, free: Sequence[int]) -> bool:
+def is_natural(domain: Domain, number: int, depth: int, free: Sequence[int]) -> bool:
     """k is innermost in HBM and there are rows to put on the partitions instead."""
-    access = largest_access(space, number)
-    return bool(access and free and abs(access.stride(depth)) == 1 and space.sizes[depth] > 1)
+    access = largest_access(domain, number)
+    return bool(access and free and abs(access.stride(depth)) == 1 and domain.sizes[depth] > 1)
 
 
-def tile_count(space: Space, made: Split) -> int:
+def tile_count(domain: Domain, made: Split) -> int:
     """Tiles of a split iter dim, a partial last one included."""
-    return space.sizes.get(made.major, 1) + (1 if made.tail else 0)
+    return domain.sizes.get(made.major, 1) + (1 if made.tail else 0)
 
 
-def needed_by_epilogue(space: Space, number: int, roots: Iterable[int]) -> list[int]:
+def needed_by_epilogue(domain: Domain, number: int, roots: Iterable[int]) -> list[int]:
     """Values after contraction `number`, and what they need beside it, in order.
 
     Raises CompileError for values that need a loop of their own.
     """
-    inside = space.slice(roots)
+    inside = domain.slice(roots)
     after = {number}
     for n in inside:
-        if after & set(space[n].inputs):
+        if after & set(domain[n].inputs):
             after.add(n)
-    found = [n for n in space.slice(after, given=(number,)) if n != number]
-    _require_simple(space, found, "after")
-    _require_same_points(space, number, [n for n in found if n in after])
+    found = [n for n in domain.slice(after, given=(number,)) if n != number]
+    _require_simple(domain, found, "after")
+    _require_same_points(domain, number, [n for n in found if n in after])
     return found
 
 
-def _require_same_points(space: Space, number: int, after: Iterable[int]) -> None:
+def _require_same_points(domain: Domain, number: int, after: Iterable[int]) -> None:
     """An epilogue walks the points of its contraction: a broadcast to more has no place."""
-    own = space[number].iter_dims
-    if any(space[n].iter_dims - own for n in after):
+    own = domain[number].iter_dims
+    if any(domain[n].iter_dims - own for n in after):
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",
-            f"kernel {space.name} requires values over the indices of its contraction after it,"
+            f"kernel {domain.name} requires values over the indices of its contraction after it,"
             " got a broadcast",
             hint="lower it to a kernel of its own",
         )
 
 
-def needed_by_operand(space: Space, number: int) -> list[int]:
+def needed_by_operand(domain: Domain, number: int) -> list[int]:
     """What an operand is computed from, in order, the operand last."""
-    found = space.slice([number])
-    _require_simple(space, found, "before")
+    found = domain.slice([number])
+    _require_simple(domain, found, "before")
     return found
 
 
-def _require_simple(space: Space, numbers: Iterable[int], where: str) -> None:
+def _require_simple(domain: Domain, numbers: Iterable[int], where: str) -> None:
     refused = ("reduce", "contract", "load_indexed", "store_indexed")
-    bad = [space[n].op for n in numbers if space[n].op in refused]
+    bad = [domain[n].op for n in numbers if domain[n].op in refused]
     if bad:
         raise CompileError(
             "SW_CODEGEN_EPILOGUE",
-            f"kernel {space.name} requires elementwise values {where} its contraction,"
+            f"kernel {domain.name} requires elementwise values {where} its contraction,"
             f" got {bad[0]}",
             hint="lower it to a kernel of its own",
         )

@@ -24,9 +24,16 @@ from shardwright.compiler.codegen.contract_plan import (
     natural_rows,
     needed_by_epilogue,
 )
-from shardwright.compiler.codegen.domain import CODELESS, AccessMap, IterDims, Numbers, Space, Split
+from shardwright.compiler.codegen.domain import (
+    CODELESS,
+    AccessMap,
+    Domain,
+    IterDims,
+    Numbers,
+    Split,
+)
+from shardwright.compiler.codegen.normalise import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
-from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.transposed_blocks import is_plain, transposed_block
 from shardwright.compiler.codegen.whole_operand import (
     can_be_whole,
@@ -67,23 +74,23 @@ _OVERLAP = 0.1  # part of the shorter work that shows beside the longest (inferr
 
 
 def plan_contraction(
-    space: Space, number: int, roots: Iterable[int], room: Room
+    domain: Domain, number: int, roots: Iterable[int], room: Room
 ) -> list[ContractPlan]:
     """Tilings of contraction `number` in both orientations."""
-    _require_floats(space, number)
+    _require_floats(domain, number)
     return [
         plan
         for order in ((0, 1), (1, 0))
-        for plan in _Planner(space, number, tuple(roots), order, room).plans()
+        for plan in _Planner(domain, number, tuple(roots), order, room).plans()
     ]
 
 
-def _require_floats(space: Space, number: int) -> None:
-    types = [space[i].dtype for i in space[number].inputs]
+def _require_floats(domain: Domain, number: int) -> None:
+    types = [domain[i].dtype for i in domain[number].inputs]
     if not all(t.is_float for t in types):
         raise CompileError(
             "SW_CODEGEN_CONTRACT_TYPE",
-            f"kernel {space.name}: the tensor engine requires float operands, got"
+            f"kernel {domain.name}: the tensor engine requires float operands, got"
             f" {', '.join(t.value for t in types)}",
             hint="convert the operands to bf16 or f32",
         )
@@ -93,35 +100,35 @@ class _Planner:
     """One orientation of one contraction."""
 
     def __init__(
-        self, space: Space, number: int, roots: Numbers, order: tuple[int, int], room: Room
+        self, domain: Domain, number: int, roots: Numbers, order: tuple[int, int], room: Room
     ) -> None:
-        self.space, self.number, self.roots = space, number, roots
+        self.domain, self.number, self.roots = domain, number, roots
         self.room, self.limits, self.budget = room, room.limits, room.budget
-        contract = space[number]
+        contract = domain[number]
         self.sides = tuple(contract.inputs[i] for i in order)
-        iter_dims = [space[n].iter_dims for n in self.sides]
+        iter_dims = [domain[n].iter_dims for n in self.sides]
         self.over = contract.over
         self.batch = (iter_dims[0] & iter_dims[1]) - self.over
         self.m = iter_dims[0] - self.over - self.batch
         self.n = iter_dims[1] - self.over - self.batch
-        types = {space[n].dtype for n in self.sides}
-        self.packed_type = DType.F32 if DType.F32 in types else space[self.sides[0]].dtype
-        after = [space[n] for n in (number, *needed_by_epilogue(space, number, self.roots))]
+        types = {domain[n].dtype for n in self.sides}
+        self.packed_type = DType.F32 if DType.F32 in types else domain[self.sides[0]].dtype
+        after = [domain[n] for n in (number, *needed_by_epilogue(domain, number, self.roots))]
         tiles = [v.dtype.bytes for v in after if v.op not in (*STORES, *CODELESS)]
         self.epilogue_bytes = _EPILOGUE_SLOTS * sum(tiles)  # per column
-        self.accesses = [largest_access(space, n) for n in self.sides]
-        largest = max(roots, key=lambda n: space.elements(space[n]))
-        self.out = space[largest].map
-        whole = space.elements(space[largest])
+        self.accesses = [largest_access(domain, n) for n in self.sides]
+        largest = max(roots, key=lambda n: domain.elements(domain[n]))
+        self.out = domain[largest].map
+        whole = domain.elements(domain[largest])
         self.stores = tuple(
-            (access, is_plain(space, n))
+            (access, is_plain(domain, n))
             for n in roots
-            if (access := space[n].map) and space.elements(space[n]) == whole
+            if (access := domain[n].map) and domain.elements(domain[n]) == whole
         )
 
     def _best(self, iter_dims: Iterable[int], accesses: Sequence[AccessMap | None]) -> int:
         """The iter dim that fills most partitions, then innermost in memory, then the largest."""
-        size = self.space.sizes
+        size = self.domain.sizes
 
         def merit(a: int) -> tuple[int, int, int, int]:
             inner = sum(1 for w in accesses if w and w.stride(a) == 1)
@@ -133,23 +140,23 @@ class _Planner:
         """Plans with the stationary block resident and streamed, moving tiles wide and narrow."""
         self.depth = self._best(self.over, self.accesses)
         rows = self._best(self.m, self.accesses[:1]) if self.m else None
-        space, row_split = self._split(self.space, rows, self.limits.stationary_max, self.m)
+        domain, row_split = self._split(self.domain, rows, self.limits.stationary_max, self.m)
         majors = [row_split.major] if row_split.major >= 0 else []
         rest = (*majors, *([rows] if rows is not None else []))
-        yield from self._formed(space, row_split, rows, rest)
+        yield from self._formed(domain, row_split, rows, rest)
         for each in self._beside(rows):
             assert rows is not None
-            space, made = split(self.space, rows, each)
+            domain, made = split(self.domain, rows, each)
             single = Split(-1, made.major, 0)
-            yield from self._formed(space, single, made.major, (made.major, rows), (rows,))
+            yield from self._formed(domain, single, made.major, (made.major, rows), (rows,))
 
     def _beside(self, rows: int | None) -> Iterator[int]:
         """Numbers of neighbouring, short rows of the result that may lie on one partition."""
-        out, size = self.out, self.space.sizes
+        out, size = self.out, self.domain.sizes
         if rows is None or out is None:
             return
         inner = [a for a in self.n if out.stride(a)]
-        row = contiguous_run(self.space, out, inner, size)
+        row = contiguous_run(self.domain, out, inner, size)
         length = row * self.room.tensors[out.tensor].dtype.bytes
         if out.stride(rows) != row or row == 1 or length >= _RUN_BYTES:
             return
@@ -160,7 +167,7 @@ class _Planner:
 
     def _formed(
         self,
-        space: Space,
+        domain: Domain,
         row_split: Split,
         rows: int | None,
         rest: IterDims,
@@ -168,19 +175,19 @@ class _Planner:
     ) -> Iterator[ContractPlan]:
         """Plans of one way to split the rows: `rest` are free iter dims of the stationary side."""
         depth = self.depth
-        space, depth_split = self._split(space, depth, self.limits.contraction_max, self.over)
-        self.placed = [largest_access(space, n) for n in self.sides]
+        domain, depth_split = self._split(domain, depth, self.limits.contraction_max, self.over)
+        self.placed = [largest_access(domain, n) for n in self.sides]
         narrow = self.limits.moving_max
         wide = max(narrow, math.ceil(_RUN_BYTES / self.packed_type.bytes))
-        for group in self._groups(space, {*rest, depth}):
+        for group in self._groups(domain, {*rest, depth}):
             stationary = self._operand(0, (*group, *rest))
             for limit in sorted({narrow, wide, 2 * wide, 4 * wide}):
                 points = 1 if beside else math.prod(group.values())
                 columns, extents = self._columns(limit // points)
                 moving = self._operand(1, (*group, *columns))
-                extents |= group | {a: space.sizes[a] for a in beside}
+                extents |= group | {a: domain.sizes[a] for a in beside}
                 plan = ContractPlan(
-                    space=space,
+                    domain=domain,
                     number=self.number,
                     stationary=stationary,
                     moving=moving,
@@ -202,22 +209,22 @@ class _Planner:
                     for tiled in self._blockings(replace(plan, resident=resident, held=held)):
                         yield replace(tiled, cost=self._nanoseconds(tiled))
 
-    def _groups(self, space: Space, taken: Collection[int]) -> Iterator[dict[int, int]]:
+    def _groups(self, domain: Domain, taken: Collection[int]) -> Iterator[dict[int, int]]:
         """Batch iter dims whose neighbouring points share packed tiles, with how many do: none, and
         those that continue the runs of an operand or of the result while these are short.
         """
         yield {}
         found: dict[tuple[int, int], None] = {}
-        own = [a for a in space.sizes if a not in self.batch]
+        own = [a for a in domain.sizes if a not in self.batch]
         for access in filter(None, (*self.placed, self.out)):
             item = self.room.tensors[access.tensor].dtype.bytes
-            run = contiguous_run(space, access, [a for a in own if access.stride(a)], space.sizes)
-            row = min([space.sizes[a] for a in own if access.stride(a) == 1], default=run)
+            run = contiguous_run(domain, access, [a for a in own if access.stride(a)], domain.sizes)
+            row = min([domain.sizes[a] for a in own if access.stride(a) == 1], default=run)
             wanted: tuple[int, ...] = (_RUN_BYTES, _NATURAL_RUN_BYTES)
             if row * item < _RUN_BYTES <= run * item:
                 wanted = (_RUN_BYTES * self.limits.partitions,)  # for a block of short rows
             for iter_dim in sorted(a for a in self.batch - set(taken) if access.stride(a) == run):
-                size = space.sizes[iter_dim]
+                size = domain.sizes[iter_dim]
                 counts = [min(size, math.ceil(most / (run * item))) for most in wanted]
                 found |= {(iter_dim, near_divisor(size, n)): None for n in counts if n > 1}
         for iter_dim, points in found:
@@ -225,12 +232,12 @@ class _Planner:
 
     def _operand(self, side: int, free: IterDims) -> Operand:
         number = self.sides[side]
-        return Operand(number, free, is_natural(self.space, number, self.depth, free))
+        return Operand(number, free, is_natural(self.domain, number, self.depth, free))
 
     def _blockings(self, plan: ContractPlan) -> Iterator[ContractPlan]:
         """`plan` with blocks, chunks and slots, which keeps the same operands in SBUF."""
         found = [] if plan.group or plan.beside else [self._tiles(plan)]
-        rows = plan.space.sizes.get(plan.row_split.major, 1)
+        rows = plan.domain.sizes.get(plan.row_split.major, 1)
         if not plan.has_tail:
             blocks = sorted({near_divisor(rows, b) for b in _BLOCKS if b <= rows})
             found += [self._staged(plan, block) for block in blocks]
@@ -241,7 +248,7 @@ class _Planner:
 
     def _variants(self, plan: ContractPlan) -> Iterator[ContractPlan]:
         """Other chunks of k, which decide how well engines overlap, for a thorough search."""
-        most = min(plan.space.sizes.get(plan.depth_split.major, 1), 2 * plan.chunk)
+        most = min(plan.domain.sizes.get(plan.depth_split.major, 1), 2 * plan.chunk)
         for chunk in _CHUNKS if self.room.thorough else ():
             if chunk <= most and chunk != plan.chunk:
                 yield replace(plan, chunk=chunk, variant=True)
@@ -252,21 +259,21 @@ class _Planner:
         return tuple(sorted(iter_dims, key=lambda a: (-abs(out.stride(a)) if out else 0, a)))
 
     def _split(
-        self, space: Space, iter_dim: int | None, limit: int, iter_dims: Iterable[int]
-    ) -> tuple[Space, Split]:
+        self, domain: Domain, iter_dim: int | None, limit: int, iter_dims: Iterable[int]
+    ) -> tuple[Domain, Split]:
         """`iter_dim` in tiles up to `limit`, or another of `iter_dims` that counts tiles."""
         if iter_dim is None:
-            return space, Split(-1, -1, 0)
-        space, made = split(space, iter_dim, even_tile(space.sizes[iter_dim], limit))
+            return domain, Split(-1, -1, 0)
+        domain, made = split(domain, iter_dim, even_tile(domain.sizes[iter_dim], limit))
         others = {*iter_dims} - {iter_dim}
         if made.major >= 0 or not others:
-            return space, made
+            return domain, made
 
         def merit(a: int) -> tuple[bool, int, int]:
-            longer = any(w and w.stride(a) == space.sizes[iter_dim] for w in self.accesses)
-            return longer, space.sizes[a], -a
+            longer = any(w and w.stride(a) == domain.sizes[iter_dim] for w in self.accesses)
+            return longer, domain.sizes[a], -a
 
-        return space, replace(made, major=max(others, key=merit))
+        return domain, replace(made, major=max(others, key=merit))
 
     def _columns(self, limit: int) -> tuple[IterDims, dict[int, int]]:
         """Iter dims of a packed tile (major to minor) and extents, up to `limit` columns."""
@@ -278,9 +285,9 @@ class _Planner:
             room = limit // width
             if room < 2 or len(extents) == _MAX_COLUMN_AXES:
                 break
-            extents[iter_dim] = even_tile(self.space.sizes[iter_dim], room)
+            extents[iter_dim] = even_tile(self.domain.sizes[iter_dim], room)
             width *= extents[iter_dim]
-            if extents[iter_dim] < self.space.sizes[iter_dim]:
+            if extents[iter_dim] < self.domain.sizes[iter_dim]:
                 break
         return tuple(reversed(extents)), extents
 
@@ -291,7 +298,7 @@ class _Planner:
         transposes = plan.moving.natural + plan.stationary.natural
         slots = 1 if plan.depth_tiles >= _LONG_K else 2
         banks = (self.limits.psum_banks - _TRANSPOSE_BANKS * bool(transposes)) // slots
-        rows = plan.space.sizes.get(plan.row_split.major, 1)
+        rows = plan.domain.sizes.get(plan.row_split.major, 1)
         block = min(rows, banks // math.ceil(plan.width / self.limits.moving_max))
         if plan.resident:
             block = min(block, int(_RESIDENT_SHARE * self.budget) // plan.row_bytes)
@@ -316,14 +323,14 @@ class _Planner:
             return None
         number, natural = plan.stationary.number, plan.stationary.natural
         if plan.beside:
-            short = is_load(plan.space, number) and is_short(plan.space, plan.depth_split)
+            short = is_load(plan.domain, number) and is_short(plan.domain, plan.depth_split)
             if not (plan.has_tail and natural and short):
                 return None
-        elif not can_be_whole(plan.space, number, made):
+        elif not can_be_whole(plan.domain, number, made):
             return None
-        size = packed_bytes(plan.space, made, plan.points, self.packed_type.bytes)
+        size = packed_bytes(plan.domain, made, plan.points, self.packed_type.bytes)
         if not natural:  # it may be transposed twice
-            size += packed_bytes(plan.space, made[::-1], plan.points, self.packed_type.bytes)
+            size += packed_bytes(plan.domain, made[::-1], plan.points, self.packed_type.bytes)
         sums = 4 * plan.width if plan.depth_tiles > 1 else 0
         if sums + size > _RESIDENT_SHARE * self.budget:
             return None
@@ -337,7 +344,7 @@ class _Planner:
         item, width = self.packed_type.bytes, plan.width
         whole = plan.row_bytes * plan.block if plan.resident else 0
         slots = 2 if 2 * whole <= _RESIDENT_SHARE * self.budget else 1
-        columns = self.space.points(self.n) * plan.points
+        columns = self.domain.points(self.n) * plan.points
         held = plan.depth_tiles * columns * item if plan.held else 0
         left = self.budget - whole * slots - held - sums - self.epilogue_bytes * width
         if left <= 0 and (plan.held or plan.staged):
@@ -345,7 +352,7 @@ class _Planner:
         per_tile = (0 if plan.held else width * item) + self._row_bytes(plan)
         per_tile += 0 if plan.resident else plan.block * plan.height * item
         most = max(1, min(max(0, left) // (2 * max(1, per_tile)), self._enough(plan)))
-        majors = plan.space.sizes.get(plan.depth_split.major, 1)
+        majors = plan.domain.sizes.get(plan.depth_split.major, 1)
         both = plan.moving.natural and plan.stationary.natural
         return replace(
             plan,
@@ -360,14 +367,14 @@ class _Planner:
         rows = plan.width // largest * math.ceil(largest / self.limits.transpose_max)
         stationary = plan.block * plan.points * plan.stationary.natural
         waiting = rows * plan.moving.natural + stationary
-        return waiting * plan.space.sizes[plan.depth] * self.packed_type.bytes
+        return waiting * plan.domain.sizes[plan.depth] * self.packed_type.bytes
 
     def _enough(self, plan: ContractPlan) -> int:
         """k tiles for long runs of a natural operand, and for large transfers of a direct one."""
         item = self.packed_type.bytes
         enough = _CHUNK_BYTES // (plan.width * item)
         if plan.moving.natural or plan.stationary.natural:
-            row = plan.space.sizes[plan.depth] * item
+            row = plan.domain.sizes[plan.depth] * item
             enough = max(enough, math.ceil(_NATURAL_RUN_BYTES / row))
         return enough
 
@@ -377,11 +384,11 @@ class _Planner:
         """Estimated time of a plan: the tensor engine, DMA and the copies out of PSUM overlap; the
         longest of them shows, and a part of the others.
         """
-        size, tensors, rates = plan.space.sizes, self.room.tensors, self.room.rates
+        size, tensors, rates = plan.domain.sizes, self.room.tensors, self.room.rates
         blocks = math.ceil(size.get(plan.row_split.major, 1) / plan.block)
         groups = {a: math.ceil(size[a] / plan.extents.get(a, 1)) for a in plan.outer}
         row_blocks = blocks * math.prod(groups.values())
-        rounds = plan.space.points(plan.across)
+        rounds = plan.domain.points(plan.across)
         rounds *= math.prod(math.ceil(size[a] / plan.extents[a]) for a in plan.columns)
         depth_tiles = plan.depth_tiles
         width = math.prod(plan.extents[a] for a in plan.columns)
@@ -439,13 +446,13 @@ class _Planner:
         item, height = self.room.tensors[out.tensor].dtype.bytes, 1
         extents = plan.extents
         if plan.rows is not None:
-            height = plan.space.sizes[plan.rows]
+            height = plan.domain.sizes[plan.rows]
             extents = {**extents, plan.rows: height}
         block = transposed_block(plan, out, extents, item) if plain else None
         if block is not None:
             taken = self.room.rates.transfer_ns(total * item, block.run * item, block.partitions)
             return taken, total / block.partitions
-        run = contiguous_run(plan.space, out, plan.out_axes, plan.extents) * item
+        run = contiguous_run(plan.domain, out, plan.out_axes, plan.extents) * item
         return self.room.rates.transfer_ns(total * item, run, height), 0.0
 
 
@@ -453,7 +460,7 @@ def _loaded(
     plan: ContractPlan, operand: Operand, access: AccessMap, item: int
 ) -> tuple[int, int, float]:
     """(bytes of a run, partitions, transposed columns per element) of a packed tile load."""
-    size, depth = plan.space.sizes, plan.space.sizes[plan.depth]
+    size, depth = plan.domain.sizes, plan.domain.sizes[plan.depth]
     extents = dict(plan.extents) | {plan.row_split.major: plan.block, plan.depth: depth}
     if plan.rows is not None:
         extents[plan.rows] = size[plan.rows]
@@ -461,7 +468,7 @@ def _loaded(
     extents |= {a: plan.chunk for a in (plan.depth_split.major,) if a >= 0}
     rows = natural_rows if operand.natural else direct_rows
     run, block = rows(plan, operand, access, extents, item)
-    if block is None or plan.space[operand.number].op != "load":
+    if block is None or plan.domain[operand.number].op != "load":
         return run * item, depth, operand.natural / depth
     columns = 1 / depth if operand.natural else 1 / block.row + 1 / depth
     return block.run * item, block.partitions, columns

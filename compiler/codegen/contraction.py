@@ -17,7 +17,7 @@ from shardwright.compiler.codegen import eviction
 from shardwright.compiler.codegen.builder import NO_DIM, Box, Builder, Held, Scope, pieces
 from shardwright.compiler.codegen.contract_plan import ContractPlan, even_tile
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
-from shardwright.compiler.codegen.domain import CODELESS, Space
+from shardwright.compiler.codegen.domain import CODELESS, Domain
 from shardwright.compiler.codegen.packing import Packer
 from shardwright.compiler.codegen.planning import Candidate, Room
 from shardwright.compiler.codegen.transposed_blocks import store_transposed
@@ -31,14 +31,14 @@ Body = Callable[[Scope], None]
 Collect = Callable[[Scope, AccessPattern, Affine], None]
 
 
-def contraction_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
+def contraction_candidates(domain: Domain, roots: list[int], room: Room) -> Sequence[Candidate]:
     """Tilings of the contraction all `roots` depend on, with its epilogue."""
-    (number,) = (n for n in space.slice(roots) if space[n].op == "contract")
+    (number,) = (n for n in domain.slice(roots) if domain[n].op == "contract")
 
     def emit(plan: ContractPlan, builder: Builder) -> None:
         _Nest(builder, *eviction.fused(plan, roots)).emit()
 
-    plans = plan_contraction(space, number, roots, room)
+    plans = plan_contraction(domain, number, roots, room)
     return [Candidate(p.cost, partial(emit, p), p.variant, plan=p) for p in plans]
 
 
@@ -48,9 +48,9 @@ class _Nest:
     def __init__(self, builder: Builder, plan: ContractPlan, epilogue: list[int]) -> None:
         self.builder = builder
         self.plan = plan
-        self.space = plan.space
+        self.domain = plan.domain
         self.epilogue = epilogue
-        self.taker = eviction.taker(plan.space, plan.number, epilogue)
+        self.taker = eviction.taker(plan.domain, plan.number, epilogue)
         self.packer = Packer(builder, plan)
         self.blocks = plan.row_split.major  # counts row tiles; -1 when there is one
         # What is passed row by row, or its partitions and those of a tail.
@@ -63,7 +63,7 @@ class _Nest:
         self.moving: Held | None = None  # the whole moving operand, when it is held
 
         extents = dict.fromkeys((*plan.outer, *plan.across, *plan.along), 1) | {**plan.extents}
-        extents |= {a: self.space.sizes[a] for a in (plan.rows, plan.depth) if a is not None}
+        extents |= {a: self.domain.sizes[a] for a in (plan.rows, plan.depth) if a is not None}
         self.extents = extents | {self.blocks: plan.block, self.chunks: plan.chunk}
 
     def emit(self) -> None:
@@ -99,16 +99,16 @@ class _Nest:
         if iter_dim == NO_DIM:
             self._loops(scope, rest, body)
             return
-        splits = self.space.splits
+        splits = self.domain.splits
         for piece in pieces(
-            self.space.sizes[iter_dim], self.extents[iter_dim], splits.get(iter_dim)
+            self.domain.sizes[iter_dim], self.extents[iter_dim], splits.get(iter_dim)
         ):
             self._loops(scope.enter(iter_dim, piece), rest, body)
 
     def _row_tiles(self, scope: Scope) -> None:
         """All row blocks of a point of the outer loops."""
         if self.plan.whole:
-            access = self.space[self.plan.stationary.number].access
+            access = self.domain[self.plan.stationary.number].access
             item = self.builder.tensors[access.tensor].dtype.bytes
             self.kept = WholeLoader(self.plan, self.packer.in_turn(), item).load(scope)
         self._loops(scope, [self.counted], self._block)
@@ -173,7 +173,7 @@ class _Nest:
         self._at_row(inner, scope, row)
         made, done = self._made(frame, late, inner)
         frame.held[made] = inner.spanning(
-            self.plan.out_axes, "staged", frame.rows(inner), self.space[made].dtype
+            self.plan.out_axes, "staged", frame.rows(inner), self.domain[made].dtype
         )
         collect = self._collector(frame, made, inner)
         self._bank_products(inner, row, stationary, moving, collect)
@@ -183,8 +183,8 @@ class _Nest:
         """(what leaves PSUM: the taker of the product, or itself; values computed for that)."""
         if self.taker is None:
             return self.plan.number, set()
-        others = [i for i in self.space[self.taker].inputs if i != self.plan.number]
-        ahead = [n for n in self.space.slice(others) if n in late]
+        others = [i for i in self.domain[self.taker].inputs if i != self.plan.number]
+        ahead = [n for n in self.domain.slice(others) if n in late]
         for n in ahead:
             frame.emit(n, scope)
         runs = eviction.is_run(frame, others, scope)
@@ -313,7 +313,7 @@ class _Nest:
 
     def _begin(self, scope: Scope) -> tuple[Frame, list[int]]:
         """Code for what all row tiles share, and the values that are left for each."""
-        frame = Frame(self.builder, self.space, self.plan.rows, self.plan.out_axes)
+        frame = Frame(self.builder, self.domain, self.plan.rows, self.plan.out_axes)
         early = [n for n in self.epilogue if self._is_row_free(n)]
         for n in early:
             frame.emit(n, scope)
@@ -328,18 +328,18 @@ class _Nest:
     ) -> None:
         """Values of one row tile but those `done`, their tiles given back after the last use."""
         number = self.plan.number
-        last = {i: n for n in late for i in self.space[n].inputs}
+        last = {i: n for n in late for i in self.domain[n].inputs}
         for n in late:
             if n not in done and not store_transposed(frame, n, self.plan, scope):
                 frame.emit(n, scope)
-            for i in {*self.space[n].inputs}:
+            for i in {*self.domain[n].inputs}:
                 if last[i] == n and (i in late or i == number) and i in frame.held:
                     scope.release(frame.held[i])
 
     def _is_row_free(self, number: int) -> bool:
         """Whether a value of the epilogue is the same for all row tiles, without the product."""
-        value = self.space[number]
-        needs = self.space.slice([number])
+        value = self.domain[number]
+        needs = self.domain.slice([number])
         moves = {self.plan.rows, self.blocks} & value.iter_dims
         return value.op not in CODELESS and not moves and self.plan.number not in needs
 
@@ -349,6 +349,6 @@ class _Nest:
         if self.taker is not None:
             frame.held[number] = product
             return
-        held = frame.new(number, self.space[number], scope)
+        held = frame.new(number, self.domain[number], scope)
         engine = eviction.copier(self.plan, self.epilogue)
         frame.copy(scope, engine, held, product)

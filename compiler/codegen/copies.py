@@ -1,5 +1,5 @@
 """Copies: a view stored through another view is a DMA from HBM to HBM, whatever the strides, where
-runs are long; else a strip, or a copy that is transposed.
+runs are long; else a loop fusion, or a copy that is transposed.
 
 A transposed copy has other innermost indices on its two sides: blocks are transposed on the tensor
 engine, so that both transfers move rows. `along` is innermost in the source, `across` in the
@@ -19,9 +19,9 @@ from functools import partial
 from itertools import product
 
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, cut, merge_dims
-from shardwright.compiler.codegen.domain import AccessMap, Space, Tensors, Value
+from shardwright.compiler.codegen.domain import AccessMap, Domain, Tensors, Value
+from shardwright.compiler.codegen.loop_fusion_plan import loop_candidates
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
-from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
@@ -34,58 +34,58 @@ _MIN_RUN_BYTES = 128
 _SMALL_BYTES = 65536
 
 
-def is_copy(space: Space, root: int, tensors: Tensors) -> bool:
+def is_copy(domain: Domain, root: int, tensors: Tensors) -> bool:
     """Whether `root` stores a load, by runs that are long enough, that nothing else reads."""
-    source = copied(space, root, tensors)
+    source = copied(domain, root, tensors)
     if source is None:
         return False
-    accesses = source.access, space[root].access
+    accesses = source.access, domain[root].access
     rounds_once = source.dtype in {tensors[access.tensor].dtype for access in accesses}
-    return rounds_once and _run_bytes(space, root, tensors) >= _MIN_RUN_BYTES
+    return rounds_once and _run_bytes(domain, root, tensors) >= _MIN_RUN_BYTES
 
 
-def copied(space: Space, root: int, tensors: Tensors) -> Value | None:
+def copied(domain: Domain, root: int, tensors: Tensors) -> Value | None:
     """The load that `root` stores, where nothing else reads it and they do not overlap."""
-    value = space[root]
-    source = space[value.inputs[0]]
+    value = domain[root]
+    source = domain[value.inputs[0]]
     if value.op != "store" or source.op != "load":
         return None
-    users = space.users()[value.inputs[0]]
+    users = domain.users()[value.inputs[0]]
     ends = tensors[source.access.tensor], tensors[value.access.tensor]
     apart = ends[0] is not ends[1] and not any(t.alias >= 0 for t in ends)
     return source if users == [root] and apart else None
 
 
-def _run_bytes(space: Space, root: int, tensors: Tensors) -> int:
+def _run_bytes(domain: Domain, root: int, tensors: Tensors) -> int:
     """Bytes that lie together on both sides of a copy; a whole small copy counts as one run."""
-    store = space[root]
-    source, target = space[store.inputs[0]].access, store.access
+    store = domain[root]
+    source, target = domain[store.inputs[0]].access, store.access
     item = tensors[target.tensor].dtype.bytes
-    if space.elements(store) * item < _SMALL_BYTES:
+    if domain.elements(store) * item < _SMALL_BYTES:
         return _MIN_RUN_BYTES
     run = 1
     for iter_dim in sorted(store.iter_dims, key=lambda a: abs(target.stride(a))):
         if not target.stride(iter_dim) == source.stride(iter_dim) == run:
             break
-        run *= space.sizes[iter_dim]
+        run *= domain.sizes[iter_dim]
     return run * item
 
 
-def copy_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
+def copy_candidates(domain: Domain, roots: list[int], room: Room) -> Sequence[Candidate]:
     """There is one way to copy."""
     (root,) = roots
-    return (Candidate(0.0, lambda builder: emit_copy(builder, space, root)),)
+    return (Candidate(0.0, lambda builder: emit_copy(builder, domain, root)),)
 
 
-def emit_copy(builder: Builder, space: Space, root: int) -> None:
+def emit_copy(builder: Builder, domain: Domain, root: int) -> None:
     """Append the DMAs of one copy; dims beyond what a pattern holds become loops."""
-    store = space[root]
-    source, target = space[store.inputs[0]].access, store.access
+    store = domain[root]
+    source, target = domain[store.inputs[0]].access, store.access
     iter_dims = sorted(store.iter_dims, key=lambda a: -abs(target.stride(a)))
     looped = len(iter_dims) - builder.limits.free_dims - _FIRST
-    extents = {a: 1 if at < looped else space.sizes[a] for at, a in enumerate(iter_dims)}
+    extents = {a: 1 if at < looped else domain.sizes[a] for at, a in enumerate(iter_dims)}
     outer = dict.fromkeys(iter_dims[: max(0, looped)], 1)
-    (scope,) = builder.scope(extents).nested(space.sizes, outer)
+    (scope,) = builder.scope(extents).nested(domain.sizes, outer)
     sizes = [extents[a] for a in iter_dims]
     strides = [[access.stride(a) for a in iter_dims] for access in (source, target)]
     into, out = merge_dims(sizes, strides)
@@ -121,9 +121,9 @@ class TransposePlan:
     width: int
 
 
-def transposes_of(space: Space, root: int, tensors: Tensors) -> list[TransposePlan]:
+def transposes_of(domain: Domain, root: int, tensors: Tensors) -> list[TransposePlan]:
     """Ways to transpose the copy that `root` is; none if it is none, or not worth it."""
-    value, load = space[root], copied(space, root, tensors)
+    value, load = domain[root], copied(domain, root, tensors)
     if load is None or load.access.bounds or load.iter_dims != value.iter_dims:
         return []
     source, target = load.access, value.access
@@ -131,15 +131,15 @@ def transposes_of(space: Space, root: int, tensors: Tensors) -> list[TransposePl
     if not all(inner) or inner[0] == inner[1] or not load.dtype.is_float:
         return []
     along, across = inner[0][0], inner[1][0]
-    small = min(space.sizes[along], space.sizes[across]) < _MIN_SIZE
-    if small or space.elements(value) < _MIN_ELEMENTS or load.dtype.bytes < DType.BF16.bytes:
+    small = min(domain.sizes[along], domain.sizes[across]) < _MIN_SIZE
+    if small or domain.elements(value) < _MIN_ELEMENTS or load.dtype.bytes < DType.BF16.bytes:
         return []
     runs = (n // load.dtype.bytes for n in _RUN_BYTES)
-    return [_tiled(space, source, target, load.dtype, (along, across), run) for run in runs]
+    return [_tiled(domain, source, target, load.dtype, (along, across), run) for run in runs]
 
 
 def _tiled(
-    space: Space,
+    domain: Domain,
     source: AccessMap,
     target: AccessMap,
     dtype: DType,
@@ -148,7 +148,7 @@ def _tiled(
 ) -> TransposePlan:
     """Blocks whose rows have about `run` elements."""
     along, across = inner
-    n, m = space.sizes[along], space.sizes[across]
+    n, m = domain.sizes[along], domain.sizes[across]
     rows_across = _rows(m, run // n) if source.stride(across) == n else 1
     rows_along = _rows(n, run // m) if target.stride(along) == m else 1
     length = n if rows_across > 1 else min(n, _blocks(run, 128 * rows_along))
@@ -167,15 +167,15 @@ def _blocks(run: int, least: int) -> int:
     return max(1, run // least) * least
 
 
-def transpose_candidates(space: Space, roots: list[int], room: Room) -> Sequence[Candidate]:
-    """Transposed copies beside the tilings of a strip."""
+def transpose_candidates(domain: Domain, roots: list[int], room: Room) -> Sequence[Candidate]:
+    """Transposed copies beside the tilings of a loop fusion."""
     (root,) = roots
     transposed = [
-        Candidate(_cost(space, plan, room), partial(_emit, space, plan), plan=plan)
-        for plan in transposes_of(space, root, room.tensors)
+        Candidate(_cost(domain, plan, room), partial(_emit, domain, plan), plan=plan)
+        for plan in transposes_of(domain, root, room.tensors)
         if _bytes(plan) <= room.budget
     ]
-    return [*transposed, *strip_candidates(space, roots, room)]
+    return [*transposed, *loop_candidates(domain, roots, room)]
 
 
 def _bytes(plan: TransposePlan) -> int:
@@ -186,8 +186,8 @@ def _bytes(plan: TransposePlan) -> int:
     return 2 * rows * plan.dtype.bytes
 
 
-def _cost(space: Space, plan: TransposePlan, room: Room) -> float:
-    total = space.points({*plan.source.strides, *plan.target.strides})
+def _cost(domain: Domain, plan: TransposePlan, room: Room) -> float:
+    total = domain.points({*plan.source.strides, *plan.target.strides})
     moved = 0.0
     for side, run in ((plan.across, plan.length), (plan.along, plan.width)):
         rows = min(128, side.size // side.rows)
@@ -199,13 +199,13 @@ def _cost(space: Space, plan: TransposePlan, room: Room) -> float:
     return max(moved, transposed, room.rates.engine_ns(Engine.VECTOR, columns / 2))
 
 
-def _emit(space: Space, plan: TransposePlan, builder: Builder) -> None:
+def _emit(domain: Domain, plan: TransposePlan, builder: Builder) -> None:
     iter_dims = sorted(
         {*plan.source.strides, *plan.target.strides}, key=lambda a: -abs(plan.target.stride(a))
     )
     extents = dict.fromkeys(iter_dims, 1)
     extents |= {plan.along.iter_dim: plan.length, plan.across.iter_dim: plan.width}
-    for place in builder.scope(extents).nested(space.sizes, extents):
+    for place in builder.scope(extents).nested(domain.sizes, extents):
         _Block(plan, place).emit()
 
 

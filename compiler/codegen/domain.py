@@ -1,4 +1,4 @@
-"""What a point of a kernel's index space is made of: values, and how addresses move over it."""
+"""A kernel's iteration domain: values at its points, and how addresses move over it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.compiler.isa.kernel import STORES, Affine, Node, Tensor
 Tensors = Sequence[Tensor]
 IterDims = tuple[int, ...]
 Numbers = tuple[int, ...]
-"""Of values of a space."""
+"""Of values of a domain."""
 PerDim = Mapping[int, int]
 """Strides, extents or sizes by iter dim."""
 ACTIVATIONS = nodes_of(NodeKind.CURVED)
@@ -92,7 +92,7 @@ def _added(a: PerDim, b: PerDim) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A node of a space; `map` tells what loads, stores, iotas and masks walk, `over` is summed."""
+    """A node of a domain; `map`: what loads, stores, iotas and masks walk; `over` is summed."""
 
     op: str
     inputs: Numbers
@@ -123,8 +123,8 @@ class Split:
 
 
 @dataclass(slots=True)
-class Space:
-    """Iter dims (size per number), values in topological order, and the splits made so far.
+class Domain:
+    """An iteration domain: iter dims (size per number), values in topological order, splits.
 
     The size of a split's major iter dim counts whole runs only.
     """
@@ -180,8 +180,8 @@ class Space:
         return self.points(value.iter_dims)
 
 
-OfRoots = tuple[Space, Numbers]
-"""A space made for some values, mostly roots, and their numbers in it."""
+OfRoots = tuple[Domain, Numbers]
+"""A domain made for some values, mostly roots, and their numbers in it."""
 
 
 def needed(
@@ -196,15 +196,15 @@ def needed(
 
 
 class Rewriting:
-    """A space made anew, value by value; `number` says what old values have become so far."""
+    """A domain made anew, value by value; `number` says what old values have become so far."""
 
-    def __init__(self, space: Space) -> None:
-        self.old = space
+    def __init__(self, domain: Domain) -> None:
+        self.old = domain
         self.values: list[Value] = []
         self.number: dict[int, int] = {}
 
-    def run(self) -> Space:
-        """The new space."""
+    def run(self) -> Domain:
+        """The new domain."""
         for n, value in enumerate(self.old.values):
             inputs = tuple(self.read(n, i) for i in value.inputs)
             self.number[n] = self.made(

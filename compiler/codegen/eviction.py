@@ -2,8 +2,8 @@
 PSUM, else by a copy.
 
 Vector and Scalar read PSUM as fast as SBUF, so that a sum with a bias, a scale or an activation
-behind a product costs no pass of its own. Chains behind the product are fused as those of strips
-are (`fusion.py`). Next: `contraction.py` emits both.
+behind a product costs no pass of its own. Chains behind the product are fused as those of loop
+fusions are (`fusion.py`). Next: `contraction.py` emits both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import Box, Held, Scope, merge_dims
 from shardwright.compiler.codegen.contract_plan import ContractPlan, needed_by_epilogue
-from shardwright.compiler.codegen.domain import FROM_PSUM, SPLATS, Space, Value
+from shardwright.compiler.codegen.domain import FROM_PSUM, SPLATS, Domain, Value
 from shardwright.compiler.codegen.transposed_blocks import is_plain
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
@@ -28,36 +28,36 @@ _RUN = -2  # the axis of a run of columns; iter dims are positive, -1 stands for
 def fused(plan: ContractPlan, roots: Iterable[int]) -> tuple[ContractPlan, list[int]]:
     """(plan, values behind its product) with the chains behind the product fused."""
     roots = list(roots)
-    epilogue = needed_by_epilogue(plan.space, plan.number, roots)
-    if plan.rates is None or all(is_plain(plan.space, n) for n in roots):
+    epilogue = needed_by_epilogue(plan.domain, plan.number, roots)
+    if plan.rates is None or all(is_plain(plan.domain, n) for n in roots):
         return plan, epilogue
-    kept = _as_it_is(plan.space, roots)
+    kept = _as_it_is(plan.domain, roots)
     wanted = [n for n in epilogue if n not in kept]
-    space, number = fusion.fuse_behind(plan.space, wanted, lambda v: _points(plan, v), plan.rates)
+    domain, number = fusion.fuse_behind(plan.domain, wanted, lambda v: _points(plan, v), plan.rates)
     sides = (replace(side, number=number[side.number]) for side in (plan.stationary, plan.moving))
     stationary, moving = sides
     plan = replace(
-        plan, space=space, number=number[plan.number], stationary=stationary, moving=moving
+        plan, domain=domain, number=number[plan.number], stationary=stationary, moving=moving
     )
-    return plan, needed_by_epilogue(space, plan.number, [number[n] for n in roots])
+    return plan, needed_by_epilogue(domain, plan.number, [number[n] for n in roots])
 
 
-def _as_it_is(space: Space, roots: Iterable[int]) -> set[int]:
+def _as_it_is(domain: Domain, roots: Iterable[int]) -> set[int]:
     """Conversions of the product that are only stored: `transposed_blocks.py` looks for them."""
-    plain = [n for n in roots if is_plain(space, n)]
-    return {n for n in space.slice(plain) if space[n].op == "convert"}
+    plain = [n for n in roots if is_plain(domain, n)]
+    return {n for n in domain.slice(plain) if domain[n].op == "convert"}
 
 
 def _points(plan: ContractPlan, value: Value) -> int:
     return math.prod(plan.extents[a] for a in plan.out_axes if a in value.iter_dims)
 
 
-def taker(space: Space, number: int, epilogue: Iterable[int]) -> int | None:
+def taker(domain: Domain, number: int, epilogue: Iterable[int]) -> int | None:
     """The one reader of product `number` that can take it from PSUM; None when it is copied."""
-    readers = [n for n in epilogue if number in space[n].inputs]
-    if len(readers) != 1 or space[number].dtype is not DType.F32:
+    readers = [n for n in epilogue if number in domain[n].inputs]
+    if len(readers) != 1 or domain[number].dtype is not DType.F32:
         return None
-    reader = space[readers[0]]
+    reader = domain[readers[0]]
     # Vector reads one of two tensors from PSUM, not both (documented: NKI reference,
     # nki.isa.tensor_tensor).
     twice = reader.inputs.count(number) > 1 or fusion.is_pair(reader)
@@ -66,12 +66,12 @@ def taker(space: Space, number: int, epilogue: Iterable[int]) -> int | None:
 
 def copier(plan: ContractPlan, epilogue: Iterable[int]) -> Engine:
     """Who copies products out of PSUM: the engine with less to do in the epilogue, else Vector."""
-    rates, values = plan.rates, plan.space.values
+    rates, values = plan.rates, plan.domain.values
     assert rates is not None
     busy = {Engine.VECTOR: 0.0, Engine.SCALAR: 0.0}
     for n in epilogue:
         engine = fusion.engine_of(values[n])
-        cycles = fusion.cycles(plan.space, values[n], lambda v: _points(plan, v))
+        cycles = fusion.cycles(plan.domain, values[n], lambda v: _points(plan, v))
         busy[engine] += rates.engine_ns(engine, cycles)
     return min(busy, key=busy.__getitem__)
 
@@ -80,7 +80,7 @@ class Columns(Frame):
     """Value `number` on a run of columns of its tile in `frame`, while the product is in PSUM."""
 
     def __init__(self, frame: Frame, number: int, product: int, scope: Scope) -> None:
-        super().__init__(frame.builder, frame.space, frame.partition, (_RUN,))
+        super().__init__(frame.builder, frame.domain, frame.partition, (_RUN,))
         self._frame, self._number, self._product = frame, number, product
         self._wide = {a for a in frame.axes if scope.extent(a) > 1}
         self._column = Affine()
@@ -97,9 +97,9 @@ class Columns(Frame):
         """The value for the columns from `column` on that `bank` has the product of."""
         scope.boxes[_RUN] = Box(column, bank.shape[-1])
         self._column = column
-        for i in self.space[self._number].inputs:
+        for i in self.domain[self._number].inputs:
             if i in self._frame.held:
-                self.held[i] = self._part(i, 1 if self.space[i].iter_dims & self._wide else 0)
+                self.held[i] = self._part(i, 1 if self.domain[i].iter_dims & self._wide else 0)
         self.held[self._product] = Held(bank.buffer, {_RUN: 1}, bank.offset)
         self.emit(self._number, scope)
 
@@ -112,7 +112,7 @@ def is_run(frame: Frame, numbers: Sequence[int], scope: Scope) -> bool:
     """Whether a run of columns is a run in the tile of each of `numbers` too, or one element."""
     sizes = [scope.extent(a) for a in frame.axes]
     for n in numbers:
-        if frame.space[n].op in SPLATS:
+        if frame.domain[n].op in SPLATS:
             continue
         strides = [frame.held[n].strides.get(a, 0) for a in frame.axes]
         (dims,) = merge_dims(sizes, [strides])

@@ -1,7 +1,7 @@
 """Elementwise chains that one instruction computes: `func(x * scale + bias)` on Scalar or Vector.
 
 A product or sum with a number, or with one value per partition, is free in front of an activation,
-and a conversion is free behind it. `fuse` rewrites a space for one choice of tiles; every step
+and a conversion is free behind it. `fuse` rewrites a domain for one choice of tiles; every step
 rounds to fp32 as the separate instructions would, so no value changes. `rows/engines.py` then puts
 what both engines can do where less work waits. Next: `values.py` emits the op `scaled`.
 """
@@ -19,9 +19,9 @@ from shardwright.compiler.codegen.domain import (
     PARTS,
     SCALED,
     SPLATS,
+    Domain,
     OfRoots,
     Rewriting,
-    Space,
     Value,
 )
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Rates
@@ -53,12 +53,12 @@ Points = Callable[[Value], int]
 
 
 class _Fuser(Rewriting):
-    """One rewriting of a space; `points` counts elements per partition of a value in a tile."""
+    """One rewriting of a domain; `points` counts elements per partition of a value in a tile."""
 
-    def __init__(self, space: Space, wanted: Iterable[int], points: Points) -> None:
-        super().__init__(space)
+    def __init__(self, domain: Domain, wanted: Iterable[int], points: Points) -> None:
+        super().__init__(domain)
         self.points = points
-        self.users = space.users(wanted)
+        self.users = domain.users(wanted)
         self.wanted = set(wanted)
 
     def made(self, n: int, value: Value) -> int:
@@ -198,18 +198,18 @@ def is_product(value: Value) -> bool:
     return _is_identity(value) and value.attrs["bias"] == 0.0
 
 
-def fuse(space: Space, wanted: Sequence[int], points: Points, rates: Rates) -> OfRoots:
-    """(space, values to compute) with chains fused and placed; `points` per partition of a tile."""
-    fused, _, values = _fused(space, wanted, points)
+def fuse(domain: Domain, wanted: Sequence[int], points: Points, rates: Rates) -> OfRoots:
+    """(domain, values to compute), chains fused and placed; `points` per partition of a tile."""
+    fused, _, values = _fused(domain, wanted, points)
     _balance(fused, values, points, rates)
     return fused, tuple(values)
 
 
 def fuse_behind(
-    space: Space, wanted: Sequence[int], points: Points, rates: Rates
-) -> tuple[Space, Mapping[int, int]]:
-    """(space, new number of every value) with chains of `wanted`, behind a contraction, fused."""
-    fused, number, values = _fused(space, wanted, points)
+    domain: Domain, wanted: Sequence[int], points: Points, rates: Rates
+) -> tuple[Domain, Mapping[int, int]]:
+    """(domain, new number of every value) with chains of `wanted`, behind a contraction, fused."""
+    fused, number, values = _fused(domain, wanted, points)
     contracts = [n for n, v in enumerate(fused.values) if v.op == "contract"]
     before = set(fused.slice(contracts))
     _balance(fused, [n for n in values if n not in before], points, rates)
@@ -217,37 +217,37 @@ def fuse_behind(
 
 
 def _fused(
-    space: Space, wanted: Sequence[int], points: Points
-) -> tuple[Space, Mapping[int, int], list[int]]:
-    """(space with the chains of `wanted` fused, new number of every value, what its stores need)"""
-    fuser = _Fuser(space, wanted, points)
+    domain: Domain, wanted: Sequence[int], points: Points
+) -> tuple[Domain, Mapping[int, int], list[int]]:
+    """(domain, chains of `wanted` fused; new number of every value; what its stores need)"""
+    fuser = _Fuser(domain, wanted, points)
     fused = fuser.run()
-    roots = [fuser.number[n] for n in wanted if space[n].op in STORES]
+    roots = [fuser.number[n] for n in wanted if domain[n].op in STORES]
     return fused, fuser.number, fused.slice(roots)
 
 
-def _balance(space: Space, values: Sequence[int], points: Points, rates: Rates) -> None:
+def _balance(domain: Domain, values: Sequence[int], points: Points, rates: Rates) -> None:
     """Every `scaled` identity or square to the engine with less to do; large ones choose first."""
     busy = {Engine.SCALAR: 0.0, Engine.VECTOR: 0.0}
 
     def taken(n: int, engine: Engine) -> float:
-        placed = _placed(space[n], engine)
-        least = is_by_product(space, placed)
-        return rates.engine_ns(engine, MIN_CYCLES if least else cycles(space, placed, points))
+        placed = _placed(domain[n], engine)
+        least = is_by_product(domain, placed)
+        return rates.engine_ns(engine, MIN_CYCLES if least else cycles(domain, placed, points))
 
-    free = [n for n in values if _has_choice(space[n])]
+    free = [n for n in values if _has_choice(domain[n])]
     for n in values:
         if n not in free:
-            engine = engine_of(space[n])
+            engine = engine_of(domain[n])
             busy[engine] += taken(n, engine)
-    ends = _ends(space, values) if _leads(space, values) else set()
+    ends = _ends(domain, values) if _leads(domain, values) else set()
     for n in sorted(free, key=lambda n: (n in ends, -taken(n, Engine.VECTOR), -n)):
         after = {e: busy[e] + taken(n, e) for e in busy}
         if n in ends:  # unless that makes Vector what all waits for
             after[Engine.SCALAR] *= _WAITING
         engine = min(after, key=after.__getitem__)
         busy[engine] += taken(n, engine)
-        space.values[n] = _placed(space[n], engine)
+        domain.values[n] = _placed(domain[n], engine)
 
 
 def _has_choice(value: Value) -> bool:
@@ -260,20 +260,20 @@ def _placed(value: Value, engine: Engine) -> Value:
     return replace(value, attrs={**value.attrs, "engine": engine.value})
 
 
-def _leads(space: Space, values: Sequence[int]) -> bool:
+def _leads(domain: Domain, values: Sequence[int]) -> bool:
     """Whether an activation makes a tile wait for Scalar between two steps of Vector: then Scalar
     must be free to begin the next tile while Vector ends this one.
     """
-    own = [n for n in values if space[n].op in (*ACTIVATIONS, SCALED)]
-    sums = set(space.slice([n for n in values if space[n].op == "reduce"]))
+    own = [n for n in values if domain[n].op in (*ACTIVATIONS, SCALED)]
+    sums = set(domain.slice([n for n in values if domain[n].op == "reduce"]))
     return any(n in sums for n in own)
 
 
-def _ends(space: Space, values: Sequence[int]) -> set[int]:
+def _ends(domain: Domain, values: Sequence[int]) -> set[int]:
     """Values that only stores read."""
-    stored = {i for n in values for i in space[n].inputs if space[n].op == "store"}
-    users = space.users(values)
-    return {n for n in stored if all(space[u].op == "store" for u in users[n])}
+    stored = {i for n in values for i in domain[n].inputs if domain[n].op == "store"}
+    users = domain.users(values)
+    return {n for n in stored if all(domain[u].op == "store" for u in users[n])}
 
 
 def engine_of(value: Value) -> Engine:
@@ -283,11 +283,11 @@ def engine_of(value: Value) -> Engine:
     return Engine.SCALAR if value.op in (*ACTIVATIONS, "convert") else Engine.VECTOR
 
 
-def is_by_product(space: Space, value: Value) -> bool:
+def is_by_product(domain: Domain, value: Value) -> bool:
     """Whether a value is a sum that Scalar can make as it makes what is summed."""
     if value.op != "reduce" or value.attrs["kind"] != "add" or value.dtype is not DType.F32:
         return False
-    source = space[value.inputs[0]]
+    source = domain[value.inputs[0]]
     activated = source.op in (SCALED, *ACTIVATIONS) and source.dtype is DType.F32
     return activated and engine_of(source) is Engine.SCALAR
 
@@ -298,13 +298,13 @@ def is_pair(value: Value) -> bool:
     return square and engine_of(value) is Engine.VECTOR
 
 
-def cycles(space: Space, value: Value, points: Points) -> float:
+def cycles(domain: Domain, value: Value, points: Points) -> float:
     """Cycles of a value over one tile; what GpSimd does, integers and masks, counts as nothing."""
     if value.op in (*CODELESS, *PARTS, "load", "store", "iota") or value.dtype.is_integer:
         return 0.0
-    if value.op == "select" and space[value.inputs[0]].op == MASK:
+    if value.op == "select" and domain[value.inputs[0]].op == MASK:
         return 0.0
-    given = [points(space[i]) for i in value.inputs]
+    given = [points(domain[i]) for i in value.inputs]
     most = max([points(value), *given])
     pair = sum(1 for n in given if n > 1) > 1 if value.op != SCALED else is_pair(value)
     factor = 2.0 if value.op == "select" or pair else 1.0

@@ -1,7 +1,7 @@
 """From a kernel's meaning to its code: normalise, group the stores, generate each group, place
 tiles, order engines.
 
-Stores that need no contraction become one strip nest, stores that need the same single contraction
+Stores that need no contraction become one loop nest, stores that need the same single contraction
 one contraction nest, several contractions or reductions beside one a row nest, plain copies a DMA
 of their own. Planners offer tilings and `search.py` picks. The result is checked against the limits
 of the target before anybody else sees it.
@@ -17,14 +17,14 @@ from functools import cached_property, partial
 from shardwright.compiler.codegen import copies
 from shardwright.compiler.codegen.builder import Builder
 from shardwright.compiler.codegen.contraction import contraction_candidates
-from shardwright.compiler.codegen.domain import Space, Tensors
+from shardwright.compiler.codegen.domain import Domain, Tensors
 from shardwright.compiler.codegen.in_place import refuse_stale_reads
+from shardwright.compiler.codegen.loop_fusion_plan import loop_candidates
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.overlap import overlap, unroll_factors
 from shardwright.compiler.codegen.planning import Candidate, Rates, Room
-from shardwright.compiler.codegen.rows import row_candidates
+from shardwright.compiler.codegen.rows import reduction_candidates
 from shardwright.compiler.codegen.search import Effort, effort_of, fastest, worth_trying
-from shardwright.compiler.codegen.space import normalise
-from shardwright.compiler.codegen.strip_plan import strip_candidates
 from shardwright.compiler.codegen.windows import has_windows, window_candidates
 from shardwright.compiler.diagnostics import CapacityError, CompileError
 from shardwright.compiler.isa.kernel import KernelProgram
@@ -110,8 +110,8 @@ class Codes:
         self.program, self.tensors, self.first_register = program, tensors, first_register
         self.limits = limits_for(target)
         self.machine = load_target(target if isinstance(target, str) else FIRST_TARGET)
-        self.space = normalise(program)
-        self.nests = _nests(self.space, tensors)
+        self.domain = normalise(program)
+        self.nests = _nests(self.domain, tensors)
         self.kinds = frozenset(_KINDS[plan] for plan, _ in self.nests)
         self.effort = effort_of(options, self.kinds)
         self._least = effort_of(replace(options, optlevel=1), self.kinds)
@@ -170,7 +170,7 @@ class Codes:
         self, made: Generated, chosen: Sequence[Candidate], unroll: int, effort: Effort
     ) -> Generated | None:
         """The same code with loads that wait for no other tile, where that is faster."""
-        tried = effort.loads_apart and self.kinds & {"strip", "row"}
+        tried = effort.loads_apart and self.kinds & {"loop", "reduction"}
         if not tried or not self._code(tuple(chosen)).takes_over:
             return None
         taken = self.judged_ps(made)
@@ -190,7 +190,7 @@ class Codes:
         if key not in self._offers:
             budget = int(share * self.limits.sbuf_bytes)
             room = Room(self.limits, Rates(self.machine.core), self.tensors, budget, thorough)
-            self._offers[key] = [plan(self.space, roots, room) for plan, roots in self.nests]
+            self._offers[key] = [plan(self.domain, roots, room) for plan, roots in self.nests]
         return self._offers[key]
 
     def _code(self, chosen: tuple[Candidate, ...], loads_apart: bool = False) -> Builder:
@@ -272,57 +272,57 @@ class _Placed:
         return busiest_ps(self.kernel, self.tensors, self.machine)
 
 
-Plan = Callable[[Space, list[int], Room], Sequence[Candidate]]
+Plan = Callable[[Domain, list[int], Room], Sequence[Candidate]]
 
 
-def _nests(space: Space, tensors: Tensors) -> list[tuple[Plan, list[int]]]:
+def _nests(domain: Domain, tensors: Tensors) -> list[tuple[Plan, list[int]]]:
     """Stores that share a nest, by first store. Raises CompileError for reads gone stale."""
-    joined = _joined(space)
+    joined = _joined(domain)
     found: dict[object, tuple[Plan, list[int]]] = {}
-    for root in space.roots:
-        copied = _copier(space, root, tensors)
+    for root in domain.roots:
+        copied = _copier(domain, root, tensors)
         key: object = ("copy", root) if copied else joined[root]
-        plan = copied or _planner(space, joined[root], root)
+        plan = copied or _planner(domain, joined[root], root)
         found.setdefault(key, (plan, []))[1].append(root)
     nests = list(found.values())
-    refuse_stale_reads(space, tensors, [roots for _, roots in nests])
+    refuse_stale_reads(domain, tensors, [roots for _, roots in nests])
     return nests
 
 
-def _copier(space: Space, root: int, tensors: Tensors) -> Plan | None:
+def _copier(domain: Domain, root: int, tensors: Tensors) -> Plan | None:
     """Who plans a store that only moves data; None when it does more."""
-    if copies.is_copy(space, root, tensors):
+    if copies.is_copy(domain, root, tensors):
         return copies.copy_candidates
-    return copies.transpose_candidates if copies.transposes_of(space, root, tensors) else None
+    return copies.transpose_candidates if copies.transposes_of(domain, root, tensors) else None
 
 
-def _joined(space: Space) -> dict[int, frozenset[int]]:
+def _joined(domain: Domain) -> dict[int, frozenset[int]]:
     """Per store the contractions of its nest: its own, and those of stores it shares one with."""
     joined: dict[int, frozenset[int]] = {}
-    for root in space.roots:
-        nest = _folds(space, [root])[0]
+    for root in domain.roots:
+        nest = _folds(domain, [root])[0]
         sharing = [s for s, other in joined.items() if other & nest]
         nest = nest.union(*(joined[s] for s in sharing))
         joined |= {s: nest for s in (*sharing, root)}
     return joined
 
 
-def _folds(space: Space, roots: Iterable[int]) -> tuple[frozenset[int], bool]:
+def _folds(domain: Domain, roots: Iterable[int]) -> tuple[frozenset[int], bool]:
     """(contractions, whether there is a reduction) in what `roots` need."""
-    inside = space.slice(roots)
-    contracts = frozenset(n for n in inside if space[n].op == "contract")
-    return contracts, any(space[n].op == "reduce" for n in inside)
+    inside = domain.slice(roots)
+    contracts = frozenset(n for n in inside if domain[n].op == "contract")
+    return contracts, any(domain[n].op == "reduce" for n in inside)
 
 
-def _planner(space: Space, contracts: frozenset[int], root: int) -> Plan:
+def _planner(domain: Domain, contracts: frozenset[int], root: int) -> Plan:
     """Who plans the nest of `root` and other stores that need `contracts`."""
-    if has_windows(space, [root]):
+    if has_windows(domain, [root]):
         return window_candidates
     if not contracts:
-        return strip_candidates
-    roots = [n for n in space.roots if _folds(space, [n])[0] & contracts]
-    single = len(contracts) == 1 and not _folds(space, roots)[1]
-    return contraction_candidates if single else row_candidates
+        return loop_candidates
+    roots = [n for n in domain.roots if _folds(domain, [n])[0] & contracts]
+    single = len(contracts) == 1 and not _folds(domain, roots)[1]
+    return contraction_candidates if single else reduction_candidates
 
 
 def _verify(kernel: Kernel, limits: Limits) -> None:
@@ -338,8 +338,8 @@ def _verify(kernel: Kernel, limits: Limits) -> None:
 _KINDS: Mapping[Plan, str] = {
     copies.copy_candidates: "copy",
     copies.transpose_candidates: "copy",
-    strip_candidates: "strip",
+    loop_candidates: "loop",
     contraction_candidates: "contraction",
-    row_candidates: "row",
+    reduction_candidates: "reduction",
     window_candidates: "windows",
 }

@@ -9,27 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardwright.compiler.codegen.domain import AccessMap, Space, Tensors, Value
+from shardwright.compiler.codegen.domain import AccessMap, Domain, Tensors, Value
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.kernel import STORES, root_of
 
 _BUDGET = 20000  # steps of the search for a common element; beyond it views count as overlapping
 
 
-def refuse_stale_reads(space: Space, tensors: Tensors, groups: Iterable[Sequence[int]]) -> None:
+def refuse_stale_reads(domain: Domain, tensors: Tensors, groups: Iterable[Sequence[int]]) -> None:
     """Check the nests of a kernel in their order. Raises CompileError SW_CODEGEN_IN_PLACE."""
     written: set[int] = set()
     for roots in groups:
-        inside = [space[n] for n in space.slice(roots)]
+        inside = [domain[n] for n in domain.slice(roots)]
         reads = [v for v in inside if v.map and v.map.tensor >= 0 and v.op not in STORES]
         stores = [v for v in inside if v.op in STORES]
         for read in reads:
             if _root(tensors, read) in written:
-                raise _error(space, tensors, read)
+                raise _error(domain, tensors, read)
             for store in stores:
                 same_memory = _root(tensors, read) == _root(tensors, store)
-                if same_memory and not _is_safe(space, read, store, roots):
-                    raise _error(space, tensors, read)
+                if same_memory and not _is_safe(domain, read, store, roots):
+                    raise _error(domain, tensors, read)
         written |= {_root(tensors, v) for v in stores}
 
 
@@ -37,36 +37,36 @@ def _root(tensors: Tensors, value: Value) -> int:
     return root_of(tensors, value.access.tensor)
 
 
-def _error(space: Space, tensors: Tensors, value: Value) -> CompileError:
+def _error(domain: Domain, tensors: Tensors, value: Value) -> CompileError:
     return CompileError(
         "SW_CODEGEN_IN_PLACE",
-        f"kernel {space.name} requires memory it reads to stay as it is, got a store to elements of"
-        f" tensor {tensors[value.access.tensor].name} that other tiles still load",
+        f"kernel {domain.name} requires memory it reads to stay as it is, got a store to elements"
+        f" of tensor {tensors[value.access.tensor].name} that other tiles still load",
         hint="store to another buffer, or lower the two parts to kernels of their own",
     )
 
 
-def _is_safe(space: Space, read: Value, store: Value, roots: Sequence[int]) -> bool:
+def _is_safe(domain: Domain, read: Value, store: Value, roots: Sequence[int]) -> bool:
     if read.op != "load" or store.op != "store":
         return False
     a, b = read.access, store.access
     if a.offset == b.offset and a.strides == b.strides:
-        return _is_pointwise(space, read)
-    return not _meet(space, a, b)
+        return _is_pointwise(domain, read)
+    return not _meet(domain, a, b)
 
 
-def _is_pointwise(space: Space, read: Value) -> bool:
+def _is_pointwise(domain: Domain, read: Value) -> bool:
     """Whether a point is read only where it is stored: not as an operand of a contraction."""
-    operands = [i for v in space.values if v.op == "contract" for i in v.inputs]
-    return all(space[n] is not read for n in space.slice(operands))
+    operands = [i for v in domain.values if v.op == "contract" for i in v.inputs]
+    return all(domain[n] is not read for n in domain.slice(operands))
 
 
-def _meet(space: Space, a: AccessMap, b: AccessMap) -> bool:
+def _meet(domain: Domain, a: AccessMap, b: AccessMap) -> bool:
     """Whether two views can touch a common element."""
     if a.offset.terms != b.offset.terms:
         return True
-    steps = [(s, space.sizes[iter_dim]) for iter_dim, s in a.strides.items()]
-    steps += [(-s, space.sizes[a]) for a, s in b.strides.items()]
+    steps = [(s, domain.sizes[iter_dim]) for iter_dim, s in a.strides.items()]
+    steps += [(-s, domain.sizes[a]) for a, s in b.strides.items()]
     return reaches(steps, b.offset.const - a.offset.const)
 
 

@@ -19,8 +19,7 @@ from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.isa.kernel import Affine
-from shardwright.compiler.isa.program import AccessPattern, Engine, Instr
-from shardwright.compiler.isa.program import Space as Memory
+from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Space
 
 # fp32 holds every integer up to here exactly (IEEE 754); indices are compared in fp32 after a
 # transpose, larger ones in two parts.
@@ -31,7 +30,7 @@ _ONE = ((1, 1),)
 
 def emit_gather(frame: Frame, number: int, scope: Scope) -> None:
     """dst[p, ...] = row index[p] of the view."""
-    value = frame.space[number]
+    value = frame.domain[number]
     index = _index(frame, value.inputs[0], scope)
     held = frame.new(number, value, scope)
     axes = frame.free_axes(value)
@@ -45,7 +44,7 @@ def _index(frame: Frame, number: int, scope: Scope) -> Held:
     given = frame.builder.dtype(held)
     if given is DType.I32:
         return held
-    result = frame.scratch(frame.space[number], scope, DType.I32)
+    result = frame.scratch(frame.domain[number], scope, DType.I32)
     frame.copy(scope, copy_engine(given, DType.I32), result, held)
     return result
 
@@ -77,7 +76,7 @@ def _rows(
 
 def emit_scatter(frame: Frame, number: int, scope: Scope) -> None:
     """rows[index[p]] = value[p], or combined with it, for one tile of indices."""
-    _Scatter(frame, frame.space[number], scope).emit()
+    _Scatter(frame, frame.domain[number], scope).emit()
 
 
 class _Scatter:
@@ -209,7 +208,7 @@ class _Scatter:
         if not self.frame.builder.dtype(self.data).is_float:
             raise CompileError(
                 "SW_CODEGEN_SCATTER",
-                f"kernel {self.frame.space.name}: a scatter that adds rows which may repeat"
+                f"kernel {self.frame.domain.name}: a scatter that adds rows which may repeat"
                 f" requires floats, got {self.frame.builder.dtype(self.data).value}",
             )
         target = self._where(self._count(equal, "LT"), "GT", self._zero(), scope)
@@ -239,7 +238,7 @@ class _Scatter:
 
 def _dense(frame: Frame, number: int, axes: Sequence[int], scope: Scope) -> Held:
     """The data with an element at every point of `axes`, in that order, as the matmul reads it."""
-    held, value = frame.operand(number), frame.space[number]
+    held, value = frame.operand(number), frame.domain[number]
     wanted = scope.hold(held, axes).strides
     moving = [a for a in axes if scope.extent(a) > 1]
     if number in frame.held and all(held.strides.get(a) == wanted[a] for a in moving):
@@ -257,7 +256,7 @@ def _triangle(frame: Frame, side: str) -> Held:
     made = ("made", held.tile)
     if made not in builder.once:
         builder.once.add(made)
-        out = AccessPattern(Memory.SBUF, held.tile, Affine(), ((1, size), (1, size)))
+        out = AccessPattern(Space.SBUF, held.tile, Affine(), ((1, size), (1, size)))
         ramp = {"start": Affine(), "partition_step": -1, "steps": (1,)}
         builder.prefix.append(Instr("iota", Engine.GPSIMD, out, (), ramp))
         test = by_numbers((side, 0.0))

@@ -47,7 +47,7 @@ class Packer:
     def __init__(self, builder: Builder, plan: ContractPlan) -> None:
         self.builder = builder
         self.plan = plan
-        self.space = plan.space
+        self.domain = plan.domain
         self.major = plan.depth_split.major  # counts k tiles; -1 when there is one
         # Who copies transposed blocks, in turn; sums in SBUF keep Vector busy.
         sums = plan.staged and plan.sums > 1
@@ -66,7 +66,7 @@ class Packer:
         """Room for `tiles` k tiles and the extents of `scope`; k tiles are the slowest index."""
         width = scope.elements(operand.free)
         name = "stationary" if operand.number == self.plan.stationary.number else "moving"
-        rows = self.space.sizes[self.plan.depth]
+        rows = self.domain.sizes[self.plan.depth]
         tile = scope.tile(name, rows, tiles * width, self.plan.packed_type, slots)
         strides, step = dict(scope.hold(tile, operand.free).strides), width
         for iter_dim in (self.major, *reversed(self.plan.along)):
@@ -78,13 +78,13 @@ class Packer:
         """Places of a looped k iter dim in a resident packed tile; one for no iter dim."""
         if iter_dim == NO_DIM:
             return 1
-        made = self.space.splits.get(iter_dim)
-        return self.space.sizes[iter_dim] + (1 if made and made.tail else 0)
+        made = self.domain.splits.get(iter_dim)
+        return self.domain.sizes[iter_dim] + (1 if made and made.tail else 0)
 
     def whole(self, scope: Scope, slots: int = 0) -> Held:
         """A packed tile for the whole moving operand at `scope`."""
         axes = (*self.plan.across, *self.plan.columns)
-        wide = scope.straight({a: Box(Affine(), self.space.sizes[a]) for a in axes})
+        wide = scope.straight({a: Box(Affine(), self.domain.sizes[a]) for a in axes})
         axes = (*self.plan.group, *axes)
         tiles = math.prod(map(self.tiles_of, (self.major, *self.plan.along)))
         return self.empty(replace(self.plan.moving, free=axes), wide, tiles, slots)
@@ -102,8 +102,8 @@ class Packer:
             self._load_direct(operand, packed, scope)
 
     def _load_direct(self, operand: Operand, packed: Held, scope: Scope) -> None:
-        frame = Frame(self.builder, self.space, self.plan.depth, self.axes(operand))
-        value = self.space[operand.number]
+        frame = Frame(self.builder, self.domain, self.plan.depth, self.axes(operand))
+        value = self.domain[operand.number]
         if value.op == "load":
             emit_load(frame, value.access, packed, frame.axes, scope)
             return
@@ -114,7 +114,7 @@ class Packer:
 
     def _computed(self, frame: Frame, number: int, scope: Scope) -> Held:
         """An operand that is arithmetic on loads, on the frame's tile."""
-        for n in needed_by_operand(self.space, number):
+        for n in needed_by_operand(self.domain, number):
             frame.emit(n, scope)
         return frame.operand(number)
 
@@ -124,14 +124,14 @@ class Packer:
         most = self.builder.limits.transpose_max
         iter_dims = [(a, 1) for a in operand.free if a == self.plan.row_split.major] + [(row, most)]
         frame = self._row_frame(operand, row)
-        if self.space[operand.number].op != "load":
+        if self.domain[operand.number].op != "load":
             for place, at in blocks_within(scope, iter_dims, {}):
                 held = self._computed(frame, operand.number, place)
                 self._transpose_rows(operand, packed, held, place, row, at)
             return
         rows = self._raw_rows(frame, scope, iter_dims)
         for place, at in blocks_within(scope, iter_dims, {}):
-            access = self.space[operand.number].access
+            access = self.domain[operand.number].access
             emit_load(frame, access, rows.part(at), frame.axes, place)
         for place, at in blocks_within(scope, iter_dims, {}):
             self._transpose_rows(operand, packed, rows.part(at), place, row, at)
@@ -139,7 +139,7 @@ class Packer:
     def _row_frame(self, operand: Operand, row: int) -> Frame:
         beside = [a for a in operand.free if a not in (row, self.plan.row_split.major)]
         depths = [self.major, self.plan.depth] if self.major >= 0 else [self.plan.depth]
-        return Frame(self.builder, self.space, row, [*beside, *depths])
+        return Frame(self.builder, self.domain, row, [*beside, *depths])
 
     def _raw_rows(self, frame: Frame, scope: Scope, iter_dims: Sequence[tuple[int, int]]) -> _Rows:
         """A tile for all rows to pack: the next ones arrive while these are transposed."""

@@ -20,9 +20,9 @@ from shardwright.compiler.codegen.domain import (
     MASK,
     AccessMap,
     Count,
+    Domain,
     Numbers,
     Rewriting,
-    Space,
     Value,
 )
 from shardwright.compiler.dtypes import DType
@@ -33,27 +33,27 @@ from shardwright.compiler.support.walks import answered
 NEGATED = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
 
 
-def fold_masks(space: Space) -> None:
+def fold_masks(domain: Domain) -> None:
     """Turn comparisons that only selects of floats read into masks."""
-    users = space.users(space.slice(space.roots))
-    for n, value in enumerate(space.values):
+    users = domain.users(domain.slice(domain.roots))
+    for n, value in enumerate(domain.values):
         if value.op != "compare" or n not in users:
             continue
-        access = _difference(space, value)
-        if access is not None and all(_is_masked(space, n, u) for u in users[n]):
+        access = _difference(domain, value)
+        if access is not None and all(_is_masked(domain, n, u) for u in users[n]):
             attrs = {"direction": value.attrs["direction"]}
             iter_dims = frozenset(access.strides)
-            space.values[n] = replace(
+            domain.values[n] = replace(
                 value, op=MASK, inputs=(), iter_dims=iter_dims, map=access, attrs=attrs
             )
 
 
-def _is_masked(space: Space, mask: int, reader: int) -> bool:
+def _is_masked(domain: Domain, mask: int, reader: int) -> bool:
     """Whether `reader` is a float where the mask says so, and a constant elsewhere."""
-    value = space[reader]
+    value = domain[reader]
     if value.op != "select" or not value.dtype.is_float or mask in value.inputs[1:]:
         return False
-    return sum(space[i].op == "constant" for i in value.inputs[1:]) == 1
+    return sum(domain[i].op == "constant" for i in value.inputs[1:]) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,40 +64,40 @@ class _Position:
     range: Interval
 
 
-def reach(space: Space, access: AccessMap, ranges: Mapping[int, Interval]) -> Interval | None:
+def reach(domain: Domain, access: AccessMap, ranges: Mapping[int, Interval]) -> Interval | None:
     """The range of an access map in the (first, end) of each iter dim; None with registers."""
     if access.offset.terms:
         return None
     low = high = access.offset.const
     for iter_dim, step in access.strides.items():
-        first, end = ranges.get(iter_dim, (0, space.sizes[iter_dim]))
+        first, end = ranges.get(iter_dim, (0, domain.sizes[iter_dim]))
         low += min(step * first, step * (end - 1))
         high += max(step * first, step * (end - 1))
     return low, high
 
 
-def _difference(space: Space, value: Value) -> AccessMap | None:
+def _difference(domain: Domain, value: Value) -> AccessMap | None:
     """a - b of a comparison of positions, where some iter dim moves it."""
-    found = _sum([_position(space, i) for i in value.inputs], -1)
+    found = _sum([_position(domain, i) for i in value.inputs], -1)
     return AccessMap(found.count.start, found.count.steps) if found and found.count.steps else None
 
 
-def _position(space: Space, number: int) -> _Position | None:
+def _position(domain: Domain, number: int) -> _Position | None:
     """What a value is as a position; None when it is none, or may wrap."""
     known: dict[int, _Position | None] = {}
 
     def terms(n: int) -> Numbers:
-        value = space[n]
+        value = domain[n]
         adds_up = value.dtype is DType.I32 and value.op in ("add", "subtract")
         return value.inputs if adds_up else ()
 
-    return answered(number, known, terms, lambda n: _position_from(space, n, known))
+    return answered(number, known, terms, lambda n: _position_from(domain, n, known))
 
 
 def _position_from(
-    space: Space, number: int, known: Mapping[int, _Position | None]
+    domain: Domain, number: int, known: Mapping[int, _Position | None]
 ) -> _Position | None:
-    value = space[number]
+    value = domain[number]
     if value.dtype is not DType.I32:
         return None
     if value.op in ("add", "subtract"):
@@ -106,7 +106,7 @@ def _position_from(
     if count is None:
         return None
     moved = value.op == "register"
-    range = None if moved else reach(space, AccessMap(count.start, count.steps), {})
+    range = None if moved else reach(domain, AccessMap(count.start, count.steps), {})
     return _in_word(count, range or _told(value))
 
 
@@ -142,17 +142,17 @@ def _sum(given: Sequence[_Position | None], sign: int) -> _Position | None:
     return _in_word(a.count.plus(b.count.times(sign)), range)
 
 
-def fold_counters(space: Space) -> None:
+def fold_counters(domain: Domain) -> None:
     """Turn counters of generators of random bits into one count each, and what is loaded."""
-    space.values = _Folding(space).run().values
+    domain.values = _Folding(domain).run().values
 
 
 class _Folding(Rewriting):
-    def __init__(self, space: Space) -> None:
-        super().__init__(space)
-        counters = {v.inputs[0] for v in space.values if v.op == "random_bits"}
+    def __init__(self, domain: Domain) -> None:
+        super().__init__(domain)
+        counters = {v.inputs[0] for v in domain.values if v.op == "random_bits"}
         known: dict[int, Count | None] = {}
-        self.found = {n: _count(space, n, known) for n in counters if space[n].op != "iota"}
+        self.found = {n: _count(domain, n, known) for n in counters if domain[n].op != "iota"}
 
     def made(self, n: int, value: Value) -> int:
         """A counter as the count that it is."""
@@ -171,19 +171,19 @@ class _Folding(Rewriting):
         return last
 
 
-def _count(space: Space, number: int, known: dict[int, Count | None]) -> Count | None:
+def _count(domain: Domain, number: int, known: dict[int, Count | None]) -> Count | None:
     """What a value is as a count; None when it is something else. `known` are answers so far."""
 
     def terms(n: int) -> Numbers:
-        value = space[n]
+        value = domain[n]
         adds_up = value.dtype is DType.U32 and value.op in ("add", "multiply")
         return value.inputs if adds_up else ()
 
-    return answered(number, known, terms, lambda n: _count_from(space, n, known))
+    return answered(number, known, terms, lambda n: _count_from(domain, n, known))
 
 
-def _count_from(space: Space, number: int, known: Mapping[int, Count | None]) -> Count | None:
-    value = space[number]
+def _count_from(domain: Domain, number: int, known: Mapping[int, Count | None]) -> Count | None:
+    value = domain[number]
     if value.dtype is not DType.U32:
         return None
     if value.op in ("add", "multiply"):

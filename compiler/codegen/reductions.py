@@ -38,7 +38,7 @@ def over_partitions(frame: Frame, value: Value) -> bool:
 
 def new_accumulator(frame: Frame, number: int, scope: Scope) -> Held:
     """A tile for partial results of reduce `number`, laid out as its result."""
-    value = frame.space[number]
+    value = frame.domain[number]
     return frame.scratch(value, scope, accumulator_type(value), number)
 
 
@@ -46,11 +46,11 @@ def accumulate(frame: Frame, number: int, target: Held, scope: Scope, looped: bo
     """One `tensor_reduce` of the tile at hand into `target`; `looped` when loops add more to it.
     Sums of rows are those of the activation that made them where that is so.
     """
-    value = frame.space[number]
+    value = frame.domain[number]
     (source,) = (frame.operand(i) for i in value.inputs)
     if frame.sums_in_passing(number) and in_passing(frame, value, source, target, scope, looped):
         return
-    axes = [a for a in frame.axes if a in frame.space[value.inputs[0]].iter_dims]
+    axes = [a for a in frame.axes if a in frame.domain[value.inputs[0]].iter_dims]
     kept = [a for a in axes if a in value.iter_dims]
     reduced = [a for a in axes if a in value.over]
     rows = frame.rows(scope)
@@ -78,7 +78,7 @@ def _dims(scope: Scope, axes: list[int], *held: Held) -> list[Dims]:
 
 def finish(frame: Frame, number: int, partial: Held, scope: Scope) -> None:
     """Turn partial results into the value of reduce `number`."""
-    value = frame.space[number]
+    value = frame.domain[number]
     if over_partitions(frame, value):
         result = _own(frame, number, value, scope)
         if value.attrs["kind"] == "add":
@@ -108,14 +108,14 @@ def _settle(frame: Frame, number: int, scope: Scope) -> None:
     """Put a value that is part of a join in its place."""
     if number in frame.joining:
         own = frame.held[number]
-        part = frame.new(number, frame.space[number], scope)
+        part = frame.new(number, frame.domain[number], scope)
         frame.copy(scope, frame.engine(own), part, own)
         scope.release(own)
 
 
 def emit_reduce(frame: Frame, number: int, scope: Scope) -> None:
     """A reduction that needs no loop: one instruction, and the partition step if there is one."""
-    value = frame.space[number]
+    value = frame.domain[number]
     if over_partitions(frame, value):
         partial = new_accumulator(frame, number, scope)
         accumulate(frame, number, partial, scope, looped=False)
@@ -198,7 +198,7 @@ def in_passing(
 
 def _maker(frame: Frame, value: Value, source: Held, target: Held, scope: Scope) -> int | None:
     """Where in the body of `scope` an activation makes all that a sum reads by row; or None."""
-    read = frame.space[value.inputs[0]]
+    read = frame.domain[value.inputs[0]]
     free = [a for a in frame.axes if a in read.iter_dims]
     elements = scope.elements(free)
     summed = scope.elements(a for a in free if a in value.over)

@@ -24,8 +24,8 @@ Made = TypeVar("Made")
 class Effort:
     """How many candidates of a nest are tried, up to how many times the best estimate, and how many
     iterations of an innermost loop lie side by side: tilings are compared at the first number of
-    each row of `unroll`, the rest of the row with the best of them. The best code of strips and
-    rows is tried with `loads_apart` too. A `thorough` search asks the planners for variants.
+    each row of `unroll`, the rest of the row with the best of them. The best code of loop fusions
+    and rows is tried with `loads_apart` too. A `thorough` search asks the planners for variants.
     """
 
     tries: int
@@ -42,7 +42,7 @@ EFFORTS = {
     3: Effort(12, 4.0, ((1, 2, 4, 8), (2,), (4, 8)), thorough=True, loads_apart=True),
 }
 
-# Row kernels lay their tiles side by side themselves, and their code takes long to make.
+# Reduction fusions lay their tiles side by side themselves, and their code takes long to make.
 ROW_EFFORTS = {
     1: Effort(1, 1.0, ((1,),)),
     2: Effort(2, 1.5, ((1, 4),), loads_apart=True),
@@ -52,7 +52,7 @@ ROW_EFFORTS = {
 
 def effort_of(options: CompileOptions, kinds: Collection[str]) -> Effort:
     """The effort for a kernel with nests of `kinds`."""
-    if "row" in kinds:
+    if "reduction" in kinds:
         return ROW_EFFORTS[options.optlevel]
     searched = MODEL_TYPES[options.model_type].searched
     thorough = options.optlevel > 1 and any(kind in searched for kind in kinds)

@@ -31,7 +31,7 @@ from shardwright.compiler.codegen.contract_plan import (
     direct_rows,
     natural_rows,
 )
-from shardwright.compiler.codegen.domain import AccessMap, PerDim, Space
+from shardwright.compiler.codegen.domain import AccessMap, Domain, PerDim
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS, RowBlock, row_block, spread
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
@@ -41,14 +41,14 @@ _WIDE_RANGE = (DType.F32, DType.BF16)
 _ENGINES = (Engine.VECTOR, Engine.SCALAR)
 
 
-def is_plain(space: Space, store: int) -> bool:
+def is_plain(domain: Domain, store: int) -> bool:
     """Whether a store writes a product as it is, in types with the range of fp32 (no new inf)."""
-    value = space[store]
+    value = domain[store]
     if value.op != "store":
         return False
-    value = space[value.inputs[0]]
+    value = domain[value.inputs[0]]
     while value.op == "convert" and value.dtype in _WIDE_RANGE:
-        value = space[value.inputs[0]]
+        value = domain[value.inputs[0]]
     return value.op == "contract" and value.dtype in _WIDE_RANGE
 
 
@@ -68,8 +68,8 @@ def transposed_block(
 
 def store_transposed(frame: Frame, number: int, plan: ContractPlan, scope: Scope) -> bool:
     """Store a row tile of a product in blocks of transposed rows; False where that cannot be."""
-    value = frame.space[number]
-    if not is_plain(frame.space, number) or value.map is None or plan.rows is None:
+    value = frame.domain[number]
+    if not is_plain(frame.domain, number) or value.map is None or plan.rows is None:
         return False
     extents = {a: scope.extent(a) for a in (plan.rows, *plan.out_axes)}
     item = frame.builder.tensors[value.map.tensor].dtype.bytes
@@ -151,7 +151,7 @@ class BlockLoader:
         self, rows: RowsOf, operand: Operand, scope: Scope
     ) -> tuple[AccessMap, RowBlock] | None:
         """What an operand is loaded from, and the block in which it is loaded here."""
-        value = self.plan.space[operand.number]
+        value = self.plan.domain[operand.number]
         if value.op != "load":
             return None
         extents = {a: scope.extent(a) for a in (self.plan.depth, *self._counting(operand))}

@@ -19,42 +19,41 @@ from shardwright.compiler.codegen.domain import (
     SCALED,
     UNARY,
     AccessMap,
-    Space,
+    Domain,
     Value,
 )
 from shardwright.compiler.codegen.positions import NEGATED
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import Engine
-from shardwright.compiler.isa.program import Space as Memory
+from shardwright.compiler.isa.program import Engine, Space
 
 
 class Frame:
-    """Code for values of a space with `partition` on the partitions and `axes` along free dims."""
+    """Code for values of a domain with `partition` on the partitions and `axes` along free dims."""
 
     def __init__(
         self,
         builder: Builder,
-        space: Space,
+        domain: Domain,
         partition: int | None,
         axes: Sequence[int],
         slots: tuple[int, int] = (2, 2),
     ) -> None:
         self.builder = builder
-        self.space = space
+        self.domain = domain
         self.partition = partition
         self.axes = tuple(axes)
         self.slots = slots  # of tiles that a DMA fills or empties, and of the others
         self.held: dict[int, Held] = {}
         self.joining = {
             i: (n, at)
-            for n, value in enumerate(space.values)
+            for n, value in enumerate(domain.values)
             if value.op == "join"
             for at, i in enumerate(value.inputs)
         }
         self._open: dict[int, tuple[object, Held]] = {}  # joins begun, and the body that holds them
         self.stored = {
-            space[n].inputs[0]: space[n].map for n in space.roots if space[n].op == "store"
+            domain[n].inputs[0]: domain[n].map for n in domain.roots if domain[n].op == "store"
         }
 
     def rows(self, scope: Scope) -> int:
@@ -71,7 +70,7 @@ class Frame:
 
     def emit(self, number: int, scope: Scope, definition: Value | None = None) -> None:
         """Code for value `number`, or for its `definition` here; splats are made by readers."""
-        value = definition or self.space[number]
+        value = definition or self.domain[number]
         if value.op in CODELESS:
             return
         emit = _EMITTERS.get(value.op)
@@ -86,7 +85,7 @@ class Frame:
         if number in self.joining:
             join, index = self.joining[number]
             whole = self._joined(join, scope)
-            self.held[number] = part_of(whole, self.space[join], index)
+            self.held[number] = part_of(whole, self.domain[join], index)
         else:
             self.held[number] = self._own_tile(number, value, scope, dtype)
         return self.held[number]
@@ -95,7 +94,7 @@ class Frame:
         """The tile of a join that is being filled in the body of `scope`."""
         body, held = self._open.get(join, (None, None))
         if held is None or body is not scope.body:
-            held = self._own_tile(join, self.space[join], scope)
+            held = self._own_tile(join, self.domain[join], scope)
             self._open[join] = (scope.body, held)
         return held
 
@@ -128,18 +127,18 @@ class Frame:
         """Where a value is held; splats come from tiles made in front of the kernel."""
         if number in self.held:
             return self.held[number]
-        value = self.space[number]
-        assert value.op in ("constant", "register"), (self.space.name, number, value)
+        value = self.domain[number]
+        assert value.op in ("constant", "register"), (self.domain.name, number, value)
         return self.builder.filled(value.attrs["value"], value.dtype)
 
     def constant(self, number: int) -> Any | None:
         """The number a value stands for, None when it is not a constant."""
-        value = self.space[number]
+        value = self.domain[number]
         return value.attrs["value"] if value.op == "constant" else None
 
     def is_row_scalar(self, number: int, scope: Scope) -> bool:
         """Whether a value has one element per partition here."""
-        value = self.space[number]
+        value = self.domain[number]
         return all(scope.extent(a) == 1 for a in self.free_axes(value))
 
     def copy(self, scope: Scope, engine: Engine, dst: Held, src: Held) -> None:
@@ -227,7 +226,7 @@ def _store(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 def _materialised(frame: Frame, store: Value, axes: Sequence[int], scope: Scope) -> Held:
     """The stored value with elements along all `axes`, in an order in which its DMA reads runs."""
     (number,) = store.inputs
-    source, access = frame.space[number], store.access
+    source, access = frame.domain[number], store.access
     axes = sorted(axes, key=lambda a: -abs(access.stride(a)))
     moving = [a for a in axes if scope.extent(a) > 1]
     missing = [a for a in moving if a not in source.iter_dims]
@@ -306,7 +305,7 @@ def _with_scalar(
 
 def _reciprocal(frame: Frame, number: int, held: Held, scope: Scope) -> Held:
     """1 / row scalar: elements then cost a multiply each, not a divide (8 times the cycles)."""
-    result = frame.scratch(frame.space[number], scope, DType.F32)
+    result = frame.scratch(frame.domain[number], scope, DType.F32)
     frame.apply(scope, "tensor_unary", Engine.VECTOR, result, (held,), op="reciprocal")
     scope.release(result)
     return result
@@ -384,7 +383,7 @@ def _bitcast(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 
 
 def _select(frame: Frame, number: int, value: Value, scope: Scope) -> None:
-    if frame.space[value.inputs[0]].op == MASK:
+    if frame.domain[value.inputs[0]].op == MASK:
         _masked(frame, number, value, scope)
         return
     sources = [frame.operand(i) for i in value.inputs]
@@ -395,12 +394,12 @@ def _select(frame: Frame, number: int, value: Value, scope: Scope) -> None:
 def _masked(frame: Frame, number: int, value: Value, scope: Scope) -> None:
     """A select by position; what is still in PSUM leaves it first, as GpSimd does not reach it."""
     pred, kept, filled = value.inputs
-    mask, fill = frame.space[pred], frame.constant(filled)
+    mask, fill = frame.domain[pred], frame.constant(filled)
     direction = mask.attrs["direction"]
     if fill is None:
         kept, fill, direction = filled, frame.constant(kept), NEGATED[direction]
     source, held = frame.operand(kept), frame.new(number, value, scope)
-    if frame.builder.tiles[source.tile].space is Memory.PSUM:
+    if frame.builder.tiles[source.tile].space is Space.PSUM:
         frame.copy(scope, Engine.SCALAR, held, source)
         source = held
     axes = [a for a in frame.axes if a in held.strides and scope.extent(a) > 1]

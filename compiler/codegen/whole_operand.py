@@ -15,7 +15,7 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import Dims, Held, Scope, cut, merge_dims
 from shardwright.compiler.codegen.contract_plan import TRANSPOSED, ContractPlan
-from shardwright.compiler.codegen.domain import AccessMap, Space, Split
+from shardwright.compiler.codegen.domain import AccessMap, Domain, Split
 from shardwright.compiler.codegen.row_blocks import PSUM_COLUMNS
 from shardwright.compiler.isa.program import AccessPattern, Engine
 
@@ -47,45 +47,45 @@ class Lines:
                 first += parts * each
 
 
-def length(space: Space, made: Split) -> int:
+def length(domain: Domain, made: Split) -> int:
     """Points of an iter dim before it was split."""
-    return space.sizes.get(made.major, 1) * space.sizes[made.minor] + made.tail
+    return domain.sizes.get(made.major, 1) * domain.sizes[made.minor] + made.tail
 
 
-def is_load(space: Space, number: int) -> bool:
+def is_load(domain: Domain, number: int) -> bool:
     """Whether a value is a plain load, of memory that has all of it."""
-    value = space[number]
+    value = domain[number]
     return value.op == "load" and value.map is not None and not value.map.bounds
 
 
-def can_be_whole(space: Space, number: int, made: Sequence[Split]) -> bool:
+def can_be_whole(domain: Domain, number: int, made: Sequence[Split]) -> bool:
     """Whether an operand, rows and k split as `made`, is a plain load of few tiles with a tail."""
-    few = is_load(space, number) and all(is_short(space, m) for m in made)
+    few = is_load(domain, number) and all(is_short(domain, m) for m in made)
     return few and any(m.tail for m in made)
 
 
-def is_short(space: Space, made: Split) -> bool:
+def is_short(domain: Domain, made: Split) -> bool:
     """Whether an iter dim is split in few tiles, which no other iter dim counts."""
-    own = made.major < 0 or space.splits.get(made.major) == made
-    return own and length(space, made) <= MOST_TILES * space.sizes[made.minor]
+    own = made.major < 0 or domain.splits.get(made.major) == made
+    return own and length(domain, made) <= MOST_TILES * domain.sizes[made.minor]
 
 
-def packed_bytes(space: Space, made: tuple[Split, Split], points: int, item: int) -> int:
+def packed_bytes(domain: Domain, made: tuple[Split, Split], points: int, item: int) -> int:
     """Bytes per partition of the whole packed tile of (rows, k) for `points` of a group."""
     rows, depth = made
-    tiles = math.ceil(length(space, depth) / space.sizes[depth.minor])
-    return tiles * length(space, rows) * points * item
+    tiles = math.ceil(length(domain, depth) / domain.sizes[depth.minor])
+    return tiles * length(domain, rows) * points * item
 
 
 def whole_elements(plan: ContractPlan) -> int:
     """Elements of a packed tile."""
-    return length(plan.space, plan.lines) * length(plan.space, plan.depth_split) * plan.points
+    return length(plan.domain, plan.lines) * length(plan.domain, plan.depth_split) * plan.points
 
 
 def fetch_ns(plan: ContractPlan, access: AccessMap, item: int) -> tuple[float, float]:
     """(time of the transfers of one tile, transposed columns per element) at nominal rates."""
     made = (plan.lines, plan.depth_split)
-    rows, k = (length(plan.space, m) for m in made)
+    rows, k = (length(plan.domain, m) for m in made)
     if plan.stationary.natural:
         return _lines_ns(plan, _lines(plan, access, made, plan.points), k, item), 1 / k
     if not transposes_twice(plan, access, item):
@@ -102,20 +102,20 @@ def transposes_twice(plan: ContractPlan, access: AccessMap, item: int) -> bool:
         return False
     lines = _lines(plan, access, (plan.depth_split, plan.lines), plan.points)
     columns = whole_elements(plan) * _twice(plan) * plan.passes
-    ns = _lines_ns(plan, lines, length(plan.space, plan.lines), item)
+    ns = _lines_ns(plan, lines, length(plan.domain, plan.lines), item)
     transposed = plan.rates.engine_ns(Engine.TENSOR, columns)
     return ns + transposed < _WORTH * _direct_ns(plan, access, item)
 
 
 def _twice(plan: ContractPlan) -> float:
     """Transposed columns per element of what is transposed and transposed back."""
-    return sum(1 / plan.space.sizes[m.minor] for m in (plan.lines, plan.depth_split))
+    return sum(1 / plan.domain.sizes[m.minor] for m in (plan.lines, plan.depth_split))
 
 
 def _direct_ns(plan: ContractPlan, access: AccessMap, item: int) -> float:
     assert plan.rates is not None
-    rows = length(plan.space, plan.lines) if access.stride(plan.lines.minor) == 1 else 1
-    partitions = plan.space.sizes[plan.depth]
+    rows = length(plan.domain, plan.lines) if access.stride(plan.lines.minor) == 1 else 1
+    partitions = plan.domain.sizes[plan.depth]
     return plan.rates.transfer_ns(whole_elements(plan) * item, rows * item, partitions)
 
 
@@ -133,7 +133,7 @@ def _lines(
     plan: ContractPlan, access: AccessMap, made: Sequence[Split], number: int
 ) -> list[Lines]:
     """Rows that the first of `made` counts, along the second: one line where points allow it."""
-    count, row = (length(plan.space, m) for m in made)
+    count, row = (length(plan.domain, m) for m in made)
     pitch = access.stride(made[0].minor)
     between = access.stride(plan.group[0]) if plan.group else count * pitch
     if pitch == row and between == count * pitch:
@@ -149,9 +149,9 @@ class WholeLoader:
 
     def __init__(self, plan: ContractPlan, copiers: Iterator[Engine], item: int) -> None:
         self.plan, self.copiers, self.item = plan, copiers, item
-        self.access = plan.space[plan.stationary.number].access
-        self.rows = length(plan.space, plan.lines)
-        self.k = length(plan.space, plan.depth_split)
+        self.access = plan.domain[plan.stationary.number].access
+        self.rows = length(plan.domain, plan.lines)
+        self.k = length(plan.domain, plan.depth_split)
 
     def load(self, scope: Scope) -> Held:
         """The packed tile [k, tiles of k, group, rows] at `scope`, filled."""
@@ -159,7 +159,7 @@ class WholeLoader:
         made = (plan.lines, plan.depth_split)
         step = points * self.rows
         packed = self._packed("stationary", step, plan.depth_split, scope)
-        strides = {made[0].minor: 1, made[0].major: plan.space.sizes[made[0].minor]}
+        strides = {made[0].minor: 1, made[0].major: plan.domain.sizes[made[0].minor]}
         strides |= dict.fromkeys(plan.group, self.rows) | {made[1].major: step}
         if plan.stationary.natural:
             for line in _lines(plan, self.access, made, points):
@@ -177,12 +177,12 @@ class WholeLoader:
     def _packed(self, name: str, step: int, made: Split, scope: Scope) -> Held:
         """Tiles of `made` on the partitions, `step` elements each."""
         plan, tiles = self.plan, len(list(self._tiles(made)))
-        slots, partitions = plan.stationary_slots, plan.space.sizes[made.minor]
+        slots, partitions = plan.stationary_slots, plan.domain.sizes[made.minor]
         return scope.tile(name, partitions, tiles * step, plan.packed_type, slots)
 
     def _tiles(self, made: Split) -> Iterator[tuple[int, int, int]]:
         """(number, first point, how many) of the tiles of a split iter dim."""
-        size, tile = length(self.plan.space, made), self.plan.space.sizes[made.minor]
+        size, tile = length(self.plan.domain, made), self.plan.domain.sizes[made.minor]
         for number, (first, count) in enumerate(cut(size, tile)):
             yield number, first, count
 
@@ -206,7 +206,7 @@ class WholeLoader:
         """Blocks of rows, each row transposed per tile of what it runs along; those of a partition
         go to every `each`-th column of a bank, which leaves it in the order of the rows.
         """
-        length_of_row = length(self.plan.space, along)
+        length_of_row = length(self.plan.domain, along)
         for first, parts, each in line.blocks():
             run = each * line.points * length_of_row
             rows = scope.tile("rows", parts, run, self.plan.packed_type)

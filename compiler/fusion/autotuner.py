@@ -1,10 +1,11 @@
 """The autotuner: tile code for a kernel, searched and timed on one core of the target.
 
-Row kernels are timed with their first tiling: what they will run is at least as fast, and trying
-more tilings twice is what would take long. Equal kernels are timed once; what matters is their
-structure and the types of tensors, not which tensors they are or where a window starts. Nothing is
-searched twice, and code that the kernel will run is kept until then. What was found for kernels of
-equal meaning is known to all autotuners of a process: functions of a sweep have kernels in common.
+Reduction fusions are timed with their first tiling: what they will run is at least as fast, and
+trying more tilings twice is what would take long. Equal kernels are timed once; what matters is
+their structure and the types of tensors, not which tensors they are or where a window starts.
+Nothing is searched twice, and code that the kernel will run is kept until then. What was found for
+kernels of equal meaning is known to all autotuners of a process: functions of a sweep have kernels
+in common.
 """
 
 from __future__ import annotations

@@ -22,21 +22,21 @@ from shardwright.compiler.lower.write_out import kernel_program
 from shardwright.compiler.model_types import MODEL_TYPES
 from shardwright.compiler.options import CompileOptions
 
-STRIP_BYTES = 96 * 1024
+LOOP_BYTES = 96 * 1024
 """Half of an SBUF partition of NeuronCore-v2 (documented: 192 KiB); the other half is left to
 double buffering (our choice).
 """
 
-LARGE_STRIP_BYTES = 150 * 1024
-"""Share of an SBUF partition a strip may fill with single buffers (lowering study, assumption)."""
+LARGE_LOOP_BYTES = 150 * 1024
+"""What a loop fusion may fill of an SBUF partition, single buffers (lowering study, assumption)."""
 
 ROW_BYTES = 182 * 1024
-"""What row kernels may take of an SBUF partition of NeuronCore-v2 (documented: 192 KiB): the tile
-planner leaves 5 % to what allocation rounds up. The code generator says whether a kernel fits.
+"""What reduction fusions may take of an SBUF partition of NeuronCore-v2 (documented: 192 KiB): the
+tile planner leaves 5 % to what allocation rounds up. The code generator says whether a kernel fits.
 """
 
 SEARCH_BYTES = 1 << 20
-"""Strip merges that keep less than this on chip are not timed: both forms end within a few DMA
+"""Loop merges that keep less than this on chip are not timed: both forms end within a few DMA
 descriptors (our choice).
 """
 
@@ -46,7 +46,7 @@ class Policy:
     """What the optimization level and the model type mean for merges.
 
     `timed`: phases whose merges are compared by simulated time (others only need code, `coded`);
-    `crossing`: strips that fold both ways are too.
+    `crossing`: loop fusions that fold both ways are too.
     `margin`: how much slower than its parts a kernel may be, for what it saves in HBM.
     """
 
@@ -58,19 +58,23 @@ class Policy:
 
 
 def policy_of(options: CompileOptions) -> Policy:
-    """-O1 times row kernels, by their first tiling as every level does, keeps those that are a
-    little slower (`QUICK_MARGIN`), and leaves epilogues alone; -O2 times epilogues, and of large
-    strip kernels those that fold both ways; -O3 times all of those. What a model type
+    """-O1 times reduction fusions, by their first tiling as every level does, keeps those that are
+    a little slower (`QUICK_MARGIN`), and leaves epilogues alone; -O2 times epilogues, and of large
+    loop fusions those that fold both ways; -O3 times all of those. What a model type
     changes is in `compiler/model_types.py`.
 
-    Without the clock a row kernel would stand wherever it has code. One of both products of an MLP
-    has, where a row fits on chip: a hundred times as slow as two kernels.
+    Without the clock a reduction fusion would stand wherever it has code. One of both products of
+    an MLP has, where a row fits on chip: a hundred times as slow as two kernels.
     """
     level, model = options.optlevel, MODEL_TYPES[options.model_type]
-    phases = {1: ("row",), 2: ("row", "epilogue"), 3: ("row", "epilogue", "strip")}[level]
+    phases = {
+        1: ("reduction",),
+        2: ("reduction", "epilogue"),
+        3: ("reduction", "epilogue", "loop"),
+    }[level]
     return Policy(
-        budget=Budget(LARGE_STRIP_BYTES if model.wide_norms else STRIP_BYTES, ROW_BYTES),
-        coded=frozenset(("row", "epilogue", *(("strip",) if model.wide_norms else ()))),
+        budget=Budget(LARGE_LOOP_BYTES if model.wide_norms else LOOP_BYTES, ROW_BYTES),
+        coded=frozenset(("reduction", "epilogue", *(("loop",) if model.wide_norms else ()))),
         timed=frozenset(phases),
         crossing=level > 1,
         margin=max(model.keep_scores, QUICK_MARGIN if level == 1 else 0.0),
@@ -107,18 +111,18 @@ class Trials:
             yield from self._best(half)
 
     def _is_tried(self, part: Part) -> bool:
-        if part.phase == "strip":
-            mine = self._is_timed(part) or "strip" in self.policy.coded
+        if part.phase == "loop":
+            mine = self._is_timed(part) or "loop" in self.policy.coded
             return mine and self._kept_bytes(part) >= SEARCH_BYTES
         return part.phase in self.policy.coded | self.policy.timed
 
     def _is_timed(self, part: Part) -> bool:
-        """Whether a kernel has to be as fast as its parts; strips that fold both ways may not be:
-        where their rows do not fit on chip, columns lie on the partitions, a few to each.
+        """Whether a kernel has to be as fast as its parts; loop fusions that fold both ways may not
+        be: where their rows do not fit on chip, columns lie on the partitions, a few to each.
         """
         if part.phase in self.policy.timed:
             return True
-        return part.phase == "strip" and self.policy.crossing and self._folds_both(part)
+        return part.phase == "loop" and self.policy.crossing and self._folds_both(part)
 
     def _folds_both(self, part: Part) -> bool:
         """Whether some reductions of a kernel keep what others add up."""

@@ -28,8 +28,8 @@ from shardwright.compiler.lower.task import (
     ALONE,
     COLLECTIVE,
     COPY,
+    LOOP,
     REGISTER,
-    STRIP,
     WRITE,
     RegisterAttrs,
     Task,
@@ -240,7 +240,7 @@ class Body:
     def copy(self, value: Value, op: Op) -> Value:
         """A new value with the elements of `value` and memory of its own; `op` is who asks."""
         result = Value(value.type)
-        self.add_task(Op(COPY, (value,), (result,), loc=op.loc), STRIP, (value,))
+        self.add_task(Op(COPY, (value,), (result,), loc=op.loc), LOOP, (value,))
         return result
 
     def allocate(self, like: Value) -> Value:
@@ -255,7 +255,7 @@ class Body:
         """A new version of `target` with `update` written into a window."""
         result = Value(target.type) if result is None else result
         write = Op(WRITE, (target, update), (result,), loc=op.loc)
-        self.add_task(write, STRIP, (update,), target).fill(window)
+        self.add_task(write, LOOP, (update,), target).fill(window)
         return result
 
     def land(self, target: Value, update: Value, window: Window, result: Value) -> bool:

@@ -2,7 +2,7 @@
 collectives what there is code for.
 
 Picking one element per row by an index is a comparison with a count, a selection and a sum; adding
-one is the same backwards. In that form they join the strip kernels around them (a cross-entropy
+one is the same backwards. In that form they join the loop fusions around them (a cross-entropy
 loss becomes one kernel). Index columns that only count rows are recognised as batch dims first.
 """
 

@@ -12,8 +12,8 @@ from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 
 SPARE = 64  # part of HBM that a form may take more than another to be faster (our choice)
 QUICK_MARGIN = 0.4
-"""How much slower than its parts a row kernel may be at -O1, which keeps scores on chip without a
-search, and a function than one that passes much more through HBM (our choice).
+"""How much slower than its parts a reduction fusion may be at -O1, which keeps scores on chip
+without a search, and a function than one that passes much more through HBM (our choice).
 """
 
 Clock = Callable[[KernelProgram, Sequence[Tensor]], int]

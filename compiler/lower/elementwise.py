@@ -12,7 +12,7 @@ from shardwright.compiler.lower.labels import Labels, fresh, unify_all
 from shardwright.compiler.lower.registry import (
     ELEMENTWISE,
     Lowering,
-    as_strip,
+    as_loop,
     first_operand,
     register,
     register_maker,
@@ -49,6 +49,6 @@ def _emit(emitter: Emitter, task: Task) -> int:
     return emitter.elementwise(task.op, inputs)
 
 
-register_maker(ELEMENTWISE, as_strip)
+register_maker(ELEMENTWISE, as_loop)
 register(ELEMENTWISE, Lowering(_label, _emit))
 register(COPY, Lowering(_label, first_operand))

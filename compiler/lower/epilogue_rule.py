@@ -2,7 +2,7 @@
 
 The elementwise ops walk the index space of the result, tile by tile, while it is in PSUM, and may
 load and store other tensors of that space (a bias, a gate, an optimizer's moments). Sums over the
-result would need whole rows, so they are left to row kernels.
+result would need whole rows, so they are left to reduction fusions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, traffic
 from shardwright.compiler.lower.space import Refusal, label
-from shardwright.compiler.lower.task import CONTRACT, STRIP, Task
+from shardwright.compiler.lower.task import CONTRACT, LOOP, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.group import Groups, Part
@@ -27,7 +27,7 @@ class EpilogueRule(Rule):
         """A contraction meets readers of its result that are no sums."""
         if not self.joinable(producer, consumer) or self.kept_apart(producer, consumer):
             return False
-        return producer.kind == CONTRACT and consumer.kind == STRIP
+        return producer.kind == CONTRACT and consumer.kind == LOOP
 
     def check(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
         """Everything walks the index space of the one contraction's result."""

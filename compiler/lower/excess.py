@@ -19,7 +19,7 @@ from shardwright.compiler.ir.ops import BitcastConvertAttrs
 from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.isa.kernel import KernelProgram, Node
-from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
+from shardwright.compiler.lower.task import CONTRACT, COPY, LOOP, WRITE, Task
 from shardwright.compiler.support.rounding import EXACT
 
 if TYPE_CHECKING:
@@ -156,14 +156,14 @@ def is_held_wide(body: Body, value: Value) -> bool:
     small = 0 < 4 * value.type.num_elements <= SMALL_BYTES
     if not (body.excess and small and value.type.dtype.is_narrow and producer is not None):
         return False
-    made = producer.kind in (STRIP, CONTRACT) and producer.op.name not in (COPY, WRITE)
+    made = producer.kind in (LOOP, CONTRACT) and producer.op.name not in (COPY, WRITE)
     return made and all(_takes_wide(reader) for reader in body.readers[value])
 
 
 def _takes_wide(reader: Task) -> bool:
     """Whether a task computes with its operands as numbers of any float type."""
     minds = reader.op.name in (COPY, WRITE) or isinstance(reader.op.attrs, BitcastConvertAttrs)
-    if reader.kind != STRIP or minds:
+    if reader.kind != LOOP or minds:
         return False
     return reader.op.name not in CASTS or reader.result.type.dtype.is_float
 
@@ -192,7 +192,7 @@ def stored_wide_elsewhere(groups: Groups) -> set[Value]:
 
 def _only_widened(groups: Groups, producer: Task, convert: Task) -> bool:
     """Whether `convert` is the one reader of a short float that `producer` computes."""
-    if producer.kind not in (STRIP, CONTRACT) or groups.is_kept(producer):
+    if producer.kind not in (LOOP, CONTRACT) or groups.is_kept(producer):
         return False
     short = producer.result.type.dtype.is_narrow
     return short and set(groups.users(producer)) == {convert.number}

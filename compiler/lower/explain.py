@@ -16,7 +16,7 @@ from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower.cost_oracle import CostOracle
 from shardwright.compiler.lower.function import Settled, Signature, settle
 from shardwright.compiler.lower.group import Groups, Part
-from shardwright.compiler.lower.row_rule import RowRule
+from shardwright.compiler.lower.reduction_rule import ReductionRule
 from shardwright.compiler.lower.rule import traffic
 from shardwright.compiler.lower.space import Refusal
 from shardwright.compiler.lower.task import COLLECTIVE, Task
@@ -61,8 +61,8 @@ def explain_fusion(
     oracle: CostOracle | None = None,
     describe: Describe | None = None,
 ) -> list[KernelStory]:
-    """The kernels of a function in program order; row kernels with what `describe` says of them.
-    Raises what `settle` raises.
+    """The kernels of a function in program order; reduction fusions with what `describe` says of
+    them. Raises what `settle` raises.
     """
     return stories_of(settle(graph, signature, options, oracle), describe)
 
@@ -76,7 +76,7 @@ def stories_of(settled: Settled, describe: Describe | None = None) -> list[Kerne
         if groups.body.tasks[kernel].kind != COLLECTIVE
     }
     for kernel, part in groups.parts.items() if describe else ():
-        if part.phase == RowRule.phase and describe:
+        if part.phase == ReductionRule.phase and describe:
             program = kernel_program(groups, part.members)
             stories[kernel].notes = describe(program, groups.storage.tensors)
     for producer, consumer, num_bytes in _borders(groups):

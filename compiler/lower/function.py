@@ -29,13 +29,13 @@ from shardwright.compiler.lower.epilogue_rule import EpilogueRule
 from shardwright.compiler.lower.excess import stored_wide_elsewhere
 from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
+from shardwright.compiler.lower.loop_rule import LoopRule
 from shardwright.compiler.lower.positions import Positions
+from shardwright.compiler.lower.reduction_rule import ReductionRule
 from shardwright.compiler.lower.remake import Copied, cost
 from shardwright.compiler.lower.rewrites import HALVED, LOWERING, MADE_ONCE, REMADE, SINK_TRANSPOSES
-from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import Budget, Rule
 from shardwright.compiler.lower.storage import Storage
-from shardwright.compiler.lower.strip_rule import StripRule
 from shardwright.compiler.lower.task import (
     ClashError,
     NeedsCopyError,
@@ -82,7 +82,7 @@ class _Try:
     dense: set[Value] = field(default_factory=set)  # those whose readers walk that better
     apart: set[int] = field(default_factory=set)  # outputs that are copied to their place at last
     early: set[Value] = field(default_factory=set)  # results joined with their operand first
-    row_first: bool = False  # row kernels take what they can before epilogues do
+    reductions_first: bool = False  # reduction fusions take what they can before epilogues do
     patience_ps: float = math.inf  # how much longer than alone a task waits for collectives
 
     def anew(self, **changes: Any) -> _Try:
@@ -140,7 +140,7 @@ def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
     for graph in (first.graph, SINK_TRANSPOSES(first.graph)):
         if graph is not None:
             yield first.anew(graph=graph)
-            yield first.anew(graph=graph, row_first=True)
+            yield first.anew(graph=graph, reductions_first=True)
     if (once := MADE_ONCE(first.graph, spare_bytes)) is not None:
         yield first.anew(graph=once)
 
@@ -197,15 +197,16 @@ def _prompt(found: Settled, oracle: CostOracle) -> Settled:
 
 
 def _halved(found: Settled, oracle: CostOracle) -> Settled:
-    """The function with every row kernel in two that is faster so, though it computes twice what
-    both halves read: a kernel of forward and backward attention holds all packed tiles of both.
+    """The function with every reduction fusion in two that is faster so, though it computes twice
+    what both halves read: a kernel of forward and backward attention holds all packed tiles of
+    both.
     """
     done: set[frozenset[Value]] = set()
     while True:
         before, groups = found, found.groups
         for part in groups.parts.values():
             results = frozenset(groups.body.tasks[n].result for n in part.members)
-            if part.phase == RowRule.phase and results not in done:
+            if part.phase == ReductionRule.phase and results not in done:
                 done.add(results)
                 made = HALVED(before.attempt.graph, groups, part)
                 if made is not None:
@@ -287,7 +288,7 @@ def _attempt(given: _Try) -> Settled:
     inputs = [v for v in graph.inputs if v not in counters]
     storage = Storage(body, inputs, aliases, given.apart)
     alone = {t.number for t in body.tasks if t.result in given.alone}
-    rules = rules_of(given.options, given.budget, alone, given.row_first)
+    rules = rules_of(given.options, given.budget, alone, given.reductions_first)
     number = {t.result: t.number for t in body.tasks}
     never_fused = {
         (number[a], number[b]) for a, b in given.never_fused if a in number and b in number
@@ -310,17 +311,17 @@ def _attempt(given: _Try) -> Settled:
 
 
 def rules_of(
-    options: CompileOptions, budget: Budget, alone: Collection[int], row_first: bool = False
+    options: CompileOptions, budget: Budget, alone: Collection[int], reductions_first: bool = False
 ) -> tuple[Rule, ...]:
     """The phases of growth, in order. `alone`: softmax operators that pass through HBM;
-    `row_first`: row kernels take what they can before epilogues do.
+    `reductions_first`: reduction fusions take what they can before epilogues do.
     """
     later: list[Rule] = []
     if options.optlevel > 1:
         later.append(EpilogueRule(budget, alone))
     if options.attention == "flash":
-        later.insert(0 if row_first else len(later), RowRule(budget))
-    return StripRule(budget, alone), *later
+        later.insert(0 if reductions_first else len(later), ReductionRule(budget))
+    return LoopRule(budget, alone), *later
 
 
 def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:

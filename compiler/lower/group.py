@@ -1,8 +1,8 @@
 """Kernels: tasks that share one index space, grown greedily from producer to consumer.
 
 Growth has phases, each with a rule that says which tasks may meet and whether a set of them may be
-one kernel (`strip_rule.py`, `row_rule.py`). Every merge is remembered, so that a kernel that turns
-out too large or too slow can be taken apart again where it was put together (`accept.py`).
+one kernel (`loop_rule.py`, `reduction_rule.py`). Every merge is remembered, so that a kernel that
+turns out too large or too slow can be taken apart again where it was put together (`accept.py`).
 """
 
 from __future__ import annotations

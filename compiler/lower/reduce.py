@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.lower.labels import Labels, extent, leaves
-from shardwright.compiler.lower.registry import Lowering, as_strip, register, register_maker
+from shardwright.compiler.lower.registry import Lowering, as_loop, register, register_maker
 from shardwright.compiler.lower.task import Task
 
 if TYPE_CHECKING:
@@ -39,5 +39,5 @@ def _emit(emitter: Emitter, task: Task) -> int:
     return emitter.pointwise(name, (source, emitter.constant(repeats, dtype)), dtype)
 
 
-register_maker("reduce", as_strip)
+register_maker("reduce", as_loop)
 register("reduce", Lowering(_label, _emit))

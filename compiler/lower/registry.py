@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.lower.labels import Labels
-from shardwright.compiler.lower.task import STRIP, Task
+from shardwright.compiler.lower.task import LOOP, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
@@ -69,9 +69,9 @@ def _entry(name: str) -> str:
     return ELEMENTWISE if opdef is not None and opdef.elementwise else name
 
 
-def as_strip(body: Body, op: Op) -> None:
+def as_loop(body: Body, op: Op) -> None:
     """One task that computes `op` from its operands."""
-    body.add_task(op, STRIP, op.operands)
+    body.add_task(op, LOOP, op.operands)
 
 
 def first_operand(emitter: Emitter, task: Task) -> int:

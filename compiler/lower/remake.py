@@ -42,8 +42,9 @@ def remade(graph: Graph, groups: Groups) -> Copied | None:
 
 
 def halved(graph: Graph, groups: Groups, part: Part) -> Copied | None:
-    """`remade` for a row kernel cut in two: what its smallest result needs stays, the rest makes
-    again what it reads of that. None when the kernel has one result, or there is nothing to copy.
+    """`remade` for a reduction fusion cut in two: what its smallest result needs stays, the rest
+    makes again what it reads of that. None when the kernel has one result, or there is nothing to
+    copy.
     """
     needs = [_needed(groups, part, n) for n in part.members if _is_result(groups, part, n)]
     first = min(needs, key=len, default=part.members)

@@ -92,7 +92,7 @@ REMADE = Rewrite(
 HALVED = Rewrite(
     "halved",
     halved,
-    "another form: a row kernel in two, the second half makes again what it reads of the first",
+    "another form: a reduction fusion in two, the second makes again what it reads of the first",
     keeps=(LOOP_FREE,),
     besides="the kernels of the function",
 )

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class Budget:
     """Limits of kernels.
 
-    `strip_bytes`: what the values of 128 rows of a strip kernel may take per partition;
+    `loop_bytes`: what the values of 128 rows of a loop fusion may take per partition;
     `row_bytes`: the same for a kernel with contractions, packed tiles and accumulators included.
     """
 
-    strip_bytes: int
+    loop_bytes: int
     row_bytes: int
     intensity: int = 192
     """Flop of a contraction per HBM byte saved above which it keeps tiles of its own: below the

@@ -1,8 +1,8 @@
 """Conversions in front of the transposes that they read: another form of a function.
 
 A converted value is stored, and it lies as the conversion has it. Behind a transpose it suits a
-contraction on its own, whose summed index then walks the partitions; a row kernel reads the same
-value in runs of one element. `function.py` compares both forms.
+contraction on its own, whose summed index then walks the partitions; a reduction fusion reads the
+same value in runs of one element. `function.py` compares both forms.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from shardwright.compiler.lower.task import (
     COLLECTIVE,
     CONTRACT,
     COPY,
+    LOOP,
     PARTITIONS,
-    STRIP,
     WRITE,
     NeedsCopyError,
     NeedsScratchError,
@@ -148,17 +148,17 @@ class Storage:
         self._add(root, Tensor(f"t{len(self.tensors)}", shape, dtype, "scratch"), layout)
 
     def _wanted_layout(self, root: Value) -> Layout:
-        """The layout most strip readers of a contraction's result walk row-major, else dense; where
-        short rows cannot be moved in blocks, that of its views with the longest rows.
+        """The layout most loop readers of a contraction's result walk row-major, else dense;
+        where short rows cannot be moved in blocks, that of its views with the longest rows.
 
-        A contraction writes rows of either orientation at the same cost; a strip that reads against
-        the order in memory loads element by element. Collectives need dense memory.
+        A contraction writes rows of either orientation at the same cost; a loop fusion that reads
+        against the order in memory loads element by element. Collectives need dense memory.
         """
         natural = dense(root.type.shape)
         producer = self.body.producer.get(root)
         if producer is None or producer.kind != CONTRACT:
             return natural
-        strips: Counter[Layout] = Counter()
+        loops: Counter[Layout] = Counter()
         views = {natural}
         for task in self.body.tasks:
             for value in task.data:
@@ -169,11 +169,11 @@ class Storage:
                     return natural
                 behind, layout = self._behind(value)
                 wanted = layout if behind is root else natural
-                if task.kind == STRIP:
-                    strips[wanted] += bool(chain)
+                if task.kind == LOOP:
+                    loops[wanted] += bool(chain)
                 views.add(wanted)
-        if strips:
-            return max(strips, key=lambda k: (strips[k], k == natural))
+        if loops:
+            return max(loops, key=lambda k: (loops[k], k == natural))
         if _row(natural)[1] % BLOCKED == 0:
             return natural
         return max(sorted(views, key=str), key=lambda k: (_row(k)[0], k == natural))

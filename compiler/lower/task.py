@@ -19,7 +19,7 @@ from shardwright.compiler.lower.landing import is_run
 
 COPY, WRITE, REGISTER, ALLOC = "lower.copy", "lower.write", "lower.register", "lower.alloc"
 
-STRIP, CONTRACT, COLLECTIVE, ALONE = "strip", "contract", "collective", "alone"
+LOOP, CONTRACT, COLLECTIVE, ALONE = "loop", "contract", "collective", "alone"
 
 PARTITIONS = 128  # documented: SBUF partitions of a NeuronCore, rows and columns of its engines
 

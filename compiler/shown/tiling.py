@@ -41,10 +41,11 @@ Tiles are named after the operation that makes them. For products (tensor engine
 `moving` are the operands, `rows` is loaded to be transposed, `turned` is transposed, `product` is
 the sum in PSUM, `staged` waits to be stored.
 
-A nest is what one planner tiles: `strip` (elementwise and folds of rows), `contraction` (one
-product), `row` (several products, or folds beside them, as in attention), `windows` (convolutions),
-`copy`. The words of a tiling that was tried are the fields of its plan (ContractPlan, StripPlan,
-RowPlan in compiler/codegen); numbers in it are iteration dims of the kernel as it was normalised.
+A nest is what one planner tiles: `loop` (elementwise and folds of rows), `contraction` (one
+product), `reduction` (several products, or folds beside them, as in attention), `windows`
+(convolutions), `copy`. The words of a tiling that was tried are the fields of its plan
+(ContractPlan, LoopPlan, RowPlan in compiler/codegen); numbers in it are iteration dims of the
+kernel as it was normalised.
 
 `op N` is the N-th op, from 0, of the function's graph before its passes. Times are on the nominal
 machine.
@@ -235,7 +236,7 @@ def _searched(one: _Tiled, recipe: Recipe | None, options: CompileOptions) -> It
         yield f"    {choice.kind} nest: tiling {choice.position} of {len(choice.tried)} tried"
         for number, candidate in enumerate(choice.tried):
             mark = "->" if number == choice.position else "  "
-            has_estimate = choice.kind not in ("row", "copy")  # nothing tells those apart
+            has_estimate = choice.kind not in ("reduction", "copy")  # nothing tells those apart
             estimate = f"estimated {candidate.cost / 1e3:.3f} us" if has_estimate else ""
             variant = "variant" if candidate.variant else ""
             told = (estimate, candidate.note, plan_text(candidate.plan), variant)

@@ -1,8 +1,8 @@
 """With attention `flash`, no spelling of the corpus keeps scores in HBM, and all have JAX's values.
 
-Whole programs are compiled at -O1, here with every row kernel that has code, however slow: at these
-sizes storing may win. Scores that are a result (a
-bias gradient, probabilities) or an argument (a bias) are there by the user's wish, once.
+Whole programs are compiled at -O1, here with every reduction fusion that has code, however slow: at
+these sizes storing may win. Scores that are a result (a bias gradient, probabilities) or an
+argument (a bias) are there by the user's wish, once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAYS = ("forward", "backward")
 LEAST = 60  # spellings that hold both ways
 FEW = ALL[::11]
 
-HEADS = "a contraction over the heads is not part of row kernels"
+HEADS = "a contraction over the heads is not part of reduction fusions"
 GAPS = {("talking_heads", way): HEADS for way in WAYS}
 """(spelling, way) whose scores still cross HBM, and why. Their values are held all the same, and
 one that keeps its scores on chip after all fails until it is taken off the list.

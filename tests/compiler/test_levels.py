@@ -64,7 +64,7 @@ def test_what_searches_longer_never_loses(shape, flags: dict, recovery: float) -
 
 
 def test_what_a_quick_compile_finds_the_usual_one_has_too() -> None:
-    """Of this one epilogues took so much that no row kernel was left: 133 us against 82."""
+    """Of this one epilogues took so much that no reduction fusion was left: 133 us against 82."""
     given = (jnp.ones(s, "bfloat16") for s in ((256, 256), (256, 1024), (1024, 128)))
     graph = graph_of(jax.grad(loss, (0, 1, 2)), *given)
     quick, usual = (time_of(link(graph, CompileOptions(optlevel=level))) for level in (1, 2))

@@ -93,7 +93,7 @@ def test_memory_is_at_the_liveness_bound(llama_run) -> None:
         assert lowered.scratch_bytes <= 1.02 * hbm.liveness_bound(lifetimes)
 
 
-def test_attention_and_norms_are_strip_kernels(llama_run) -> None:
+def test_attention_and_norms_are_loop_fusions(llama_run) -> None:
     """The forward layer has one kernel per norm and one for its softmax."""
     _, ranks = llama_run
     (layer,) = [u for u in ranks.outlined.functions if u.name == "forward.loop"]

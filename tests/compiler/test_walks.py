@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from shardwright.compiler.attention.recogniser import find_attention
-from shardwright.compiler.codegen.domain import Space
+from shardwright.compiler.codegen.domain import Domain
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.rows.bounds import reference
 from shardwright.compiler.codegen.rows.interval_analysis import exact
-from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.trip_count import known_scalar
 from shardwright.compiler.frontend.stablehlo import import_module
@@ -137,7 +137,7 @@ func.func @main(%x: tensor<8xf32>, %y: tensor<8xi32>) -> ({scalars}) {{
 # Kernels: values by number.
 
 
-def space_of(m: Maker, last: int) -> Space:
+def domain_of(m: Maker, last: int) -> Domain:
     m.store(last, m.nodes[last].iter_dims)
     return normalise(m.program())
 
@@ -151,7 +151,7 @@ def test_counts_of_generators_and_masks_are_told_in_one_walk() -> None:
         for _ in range(rungs):
             n = m.node("add", n, m.node("multiply", n, m.const(3, U32)))
         bits = m.node("random_bits", n, m.const(7, U32), dtype=U32)
-        return partial(space_of, m, bits)
+        return partial(domain_of, m, bits)
 
     def mask(rungs: int) -> Callable[[], object]:
         m = Maker((8, 8))
@@ -161,7 +161,7 @@ def test_counts_of_generators_and_masks_are_told_in_one_walk() -> None:
         for _ in range(rungs):
             i = m.node("subtract", m.node("add", i, i), i)
         keep = m.node("compare", i, j, dtype=PRED, direction="GE")
-        return partial(space_of, m, m.node("select", keep, m.load((0, 1)), m.const(0.0)))
+        return partial(domain_of, m, m.node("select", keep, m.load((0, 1)), m.const(0.0)))
 
     check_grows(generator)
     check_grows(mask)
@@ -174,10 +174,10 @@ def test_what_a_column_refers_to_is_told_in_one_walk() -> None:
         n = top
         for _ in range(rungs):
             n = m.node("maximum", n, m.node("convert", n, dtype=DType.F32))
-        space = space_of(m, n)
-        found = next(i for i, v in enumerate(space.values) if v.op == "reduce")
-        last = space.values[space.roots[0]].inputs[0]
-        return partial(reference, space, last, {found})
+        domain = domain_of(m, n)
+        found = next(i for i, v in enumerate(domain.values) if v.op == "reduce")
+        last = domain.values[domain.roots[0]].inputs[0]
+        return partial(reference, domain, last, {found})
 
     check_grows(made)
 
@@ -191,8 +191,8 @@ def test_a_predicate_over_all_points_is_made_in_one_walk() -> None:
         holds = m.node("compare", m.node("multiply", i, i), j, dtype=PRED, direction="GE")
         for _ in range(rungs):
             holds = m.node("and", m.node("not", holds), m.node("or", holds, holds))
-        space = space_of(m, holds)
-        last = space.values[space.roots[0]].inputs[0]
-        return partial(exact, space, last, {0: (0, 8), 1: (0, 8)}, (0, 1))
+        domain = domain_of(m, holds)
+        last = domain.values[domain.roots[0]].inputs[0]
+        return partial(exact, domain, last, {0: (0, 8), 1: (0, 8)}, (0, 1))
 
     check_grows(made)

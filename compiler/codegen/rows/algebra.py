@@ -12,35 +12,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shardwright.compiler.codegen.domain import OfRoots, Rewriting, Space, Value
+from shardwright.compiler.codegen.domain import Domain, OfRoots, Rewriting, Value
 from shardwright.compiler.dtypes import DType
 
 _WIDE = (DType.F32, DType.BF16)  # exponents of 8 bits: nothing overflows that did not before
 
 
-def columns_first(space: Space, roots: Iterable[int], row: int, inner: frozenset[int]) -> OfRoots:
-    """(space with sums over rows and `inner` iter dims in two steps, inner first, new `roots`)."""
-    return _InSteps(space, roots, row, inner).rewritten()
+def columns_first(domain: Domain, roots: Iterable[int], row: int, inner: frozenset[int]) -> OfRoots:
+    """(domain with sums over rows and `inner` iter dims in two steps, inner first, new `roots`)."""
+    return _InSteps(domain, roots, row, inner).rewritten()
 
 
-def wide_products(space: Space, roots: Iterable[int], row: int, iter_dim: int) -> OfRoots:
-    """(space with contractions of rows over `iter_dim` in fp32, rounded once, new `roots`)."""
-    return _Widened(space, roots, row, iter_dim).rewritten()
+def wide_products(domain: Domain, roots: Iterable[int], row: int, iter_dim: int) -> OfRoots:
+    """(domain with contractions of rows over `iter_dim` in fp32, rounded once, new `roots`)."""
+    return _Widened(domain, roots, row, iter_dim).rewritten()
 
 
-def defer_scaling(space: Space, roots: Iterable[int]) -> OfRoots:
-    """(rewritten space, numbers of `roots` in it)."""
-    return _Deferred(space, roots).rewritten()
+def defer_scaling(domain: Domain, roots: Iterable[int]) -> OfRoots:
+    """(rewritten domain, numbers of `roots` in it)."""
+    return _Deferred(domain, roots).rewritten()
 
 
 class _OfRoots(Rewriting):
     """A rewriting of what `roots` need; values of another nest of the kernel stay as they are."""
 
-    def __init__(self, space: Space, roots: Iterable[int]) -> None:
-        super().__init__(space)
+    def __init__(self, domain: Domain, roots: Iterable[int]) -> None:
+        super().__init__(domain)
         self.roots = tuple(roots)
-        inside = space.slice(self.roots)
-        self.inside, self.users = set(inside), space.users(inside)
+        inside = domain.slice(self.roots)
+        self.inside, self.users = set(inside), domain.users(inside)
 
     def rewritten(self) -> OfRoots:
         return self.run(), tuple(self.number[s] for s in self.roots)
@@ -63,8 +63,10 @@ def _is_sum(value: Value) -> bool:
 
 
 class _InSteps(_OfRoots):
-    def __init__(self, space: Space, roots: Iterable[int], row: int, inner: frozenset[int]) -> None:
-        super().__init__(space, roots)
+    def __init__(
+        self, domain: Domain, roots: Iterable[int], row: int, inner: frozenset[int]
+    ) -> None:
+        super().__init__(domain, roots)
         self.row, self.inner = row, inner
 
     def changed(self, n: int, value: Value) -> int:
@@ -96,8 +98,8 @@ class _InSteps(_OfRoots):
 
 
 class _Widened(_OfRoots):
-    def __init__(self, space: Space, roots: Iterable[int], row: int, iter_dim: int) -> None:
-        super().__init__(space, roots)
+    def __init__(self, domain: Domain, roots: Iterable[int], row: int, iter_dim: int) -> None:
+        super().__init__(domain, roots)
         self.row, self.iter_dim = row, iter_dim
 
     def changed(self, n: int, value: Value) -> int:
@@ -126,25 +128,25 @@ class _Deferred(_OfRoots):
 
 
 def _scaling(
-    space: Space, users: dict[int, list[int]], contract: int, operand: int
+    domain: Domain, users: dict[int, list[int]], contract: int, operand: int
 ) -> tuple[int, str, int, DType] | None:
     """(source, multiply or divide, factor, element type) of an operand that only this contraction
     reads, when the factor does not span the summed iter dims and less is left behind them.
     """
-    over, result = space[contract].over, space[contract].iter_dims
-    value = space[operand]
+    over, result = domain[contract].over, domain[contract].iter_dims
+    value = domain[operand]
     dtype, reader = value.dtype, contract
     if value.op == "convert" and users[operand] == [reader]:
         operand, reader = value.inputs[0], operand
-        value = space[operand]
+        value = domain[operand]
     if value.op not in ("multiply", "divide") or users[operand] != [reader]:
         return None
     a, b = value.inputs
     for source, factor in ((a, b),) if value.op == "divide" else ((a, b), (b, a)):
-        scalar = space[factor]
+        scalar = domain[factor]
         fewer = not scalar.iter_dims & over and scalar.iter_dims and scalar.iter_dims <= result
-        kept = space[source].iter_dims == value.iter_dims
-        wide = dtype in _WIDE and space[contract].dtype in _WIDE
-        if fewer and kept and wide and space.points(result) < space.points(value.iter_dims):
+        kept = domain[source].iter_dims == value.iter_dims
+        wide = dtype in _WIDE and domain[contract].dtype in _WIDE
+        if fewer and kept and wide and domain.points(result) < domain.points(value.iter_dims):
             return source, value.op, factor, dtype
     return None

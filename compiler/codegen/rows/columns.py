@@ -1,9 +1,9 @@
-"""Which columns a band of rows computes: runs of blocks, with selects decided and empty blocks left
+"""Which columns a row panel computes: runs of blocks, with selects decided and empty blocks left
 out.
 
 The columns of an inner iter dim are looked at in chunks of one transpose. A chunk is left out when
-all that its sweeps would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That
-is right only if every row of the band keeps an element that is not masked; otherwise all columns
+all that its passes would add is neutral: nothing to a maximum (LOW), nothing to a sum (ZERO). That
+is right only if every row of the panel keeps an element that is not masked; otherwise all columns
 are computed, as they are where every chunk is neutral.
 
 What is LOW may be left out of a maximum, and its exponential is zero, only beside an element that
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.codegen.builder import Piece, pieces
-from shardwright.compiler.codegen.domain import Numbers, Space
+from shardwright.compiler.codegen.domain import Domain, Numbers
 from shardwright.compiler.codegen.rows.float_intervals import LOW_LIMIT
 from shardwright.compiler.codegen.rows.interval_analysis import (
     Fact,
@@ -41,20 +41,20 @@ from shardwright.compiler.isa.kernel import STORES
 _AT_ONCE = 2048
 
 
-def relied_on(space: Space, numbers: Collection[int], known: Facts) -> set[int]:
+def relied_on(domain: Domain, numbers: Collection[int], known: Facts) -> set[int]:
     """Values that are LOW where `known` holds and read by maxima and exponentials."""
     found: set[int] = set()
     for n in numbers:
-        value = space[n]
+        value = domain[n]
         if value.op in ("reduce", "exponential") or value.attrs.get("func") == "exponential":
             found.update(i for i in value.inputs if is_low(known.get(i)))
     return found
 
 
-def lowered(space: Space, numbers: Collection[int], iter_dim: int, whole: Facts) -> set[int]:
+def lowered(domain: Domain, numbers: Collection[int], iter_dim: int, whole: Facts) -> set[int]:
     """What the maxima over `iter_dim` are of, where it may be LOW somewhere."""
     found: set[int] = set()
-    for value in (space[n] for n in numbers):
+    for value in (domain[n] for n in numbers):
         if value.op == "reduce" and value.attrs["kind"] == "max" and iter_dim in value.over:
             found.update(i for i in value.inputs if interval_of(whole.get(i)).low <= LOW_LIMIT)
     return found
@@ -64,7 +64,7 @@ def lowered(space: Space, numbers: Collection[int], iter_dim: int, whole: Facts)
 class Rows:
     """The points `span` of the row iter dim; `whole` is what is known of `numbers` everywhere."""
 
-    space: Space
+    domain: Domain
     numbers: Numbers
     whole: Facts
     row: int
@@ -87,7 +87,7 @@ class Rows:
         live = np.zeros(self.span[1] - self.span[0], bool)
         for chunk in chunks:
             ranges = {self.row: self.span, iter_dim: chunk}
-            known = facts(self.space, self.numbers, ranges, self.whole)
+            known = facts(self.domain, self.numbers, ranges, self.whole)
             if _is_live(known, number):
                 return True
             if not is_low(known.get(number)):
@@ -101,7 +101,7 @@ class Rows:
         live = np.zeros((self.span[1] - self.span[0], chunk[1] - chunk[0]), bool)
         for decided, points in self._kinds(number, iter_dim, chunk, known):
             if points.any():
-                made = facts(self.space, self.numbers, {}, self.whole, decided)
+                made = facts(self.domain, self.numbers, {}, self.whole, decided)
                 live |= points & _is_live(made, number)
         return live.any(axis=1)
 
@@ -109,14 +109,14 @@ class Rows:
         self, number: int, iter_dim: int, chunk: Range, known: Facts
     ) -> Iterator[tuple[dict[int, Known], Any]]:
         """(what each predicate behind the value is, the points where they are that)."""
-        values = self.space.values
-        needed = self.space.slice([number])
+        values = self.domain.values
+        needed = self.domain.slice([number])
         preds = {values[n].inputs[0] for n in needed if values[n].op == "select"}
         fixed = {p: known[p] for p in preds if p in known}
         ranges = {self.row: self.span, iter_dim: chunk}
         kinds: list[tuple[dict[int, Known], Any]] = [(fixed, np.True_)]
         for p in sorted(preds - set(fixed)):
-            holds = exact(self.space, p, ranges, (self.row, iter_dim))
+            holds = exact(self.domain, p, ranges, (self.row, iter_dim))
             if holds is None:
                 continue
             both = ((Fact.TRUE, holds), (Fact.FALSE, ~holds))
@@ -131,7 +131,7 @@ def _is_live(known: Facts, number: int) -> bool:
     return interval_of(known.get(number)).low > LOW_LIMIT
 
 
-# Chunks to as many columns as a band has rows, at least (our choice).
+# Chunks to as many columns as a panel has rows, at least (our choice).
 _FINEST = 64
 
 Choices = frozenset[tuple[int, int]]
@@ -146,7 +146,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ColumnTile:
     """Columns whose packed tiles are on chip together; `runs` count from its first column."""
 
     piece: Piece
@@ -154,35 +154,35 @@ class Segment:
 
 
 Around = tuple[tuple[Run, ...], ...]
-"""What bands of rows compute of a segment that lies around them, each; () without one."""
+"""What row panels compute of a column tile that lies around them, each; () without one."""
 
 
 class Columns:
-    """The columns of one plan, by band of rows."""
+    """The columns of one plan, by row panel."""
 
     def __init__(self, plan: RowPlan, chunk: int, width: int) -> None:
-        self.plan, self.space = plan, plan.space
+        self.plan, self.domain = plan, plan.domain
         self.chunk, self.width = chunk, width
         self.read_whole = plan.read_whole
         wanted = {*plan.roles.rows, *plan.roles.sums, *plan.roles.shared}
-        self.numbers = plan.space.slice(wanted)
-        self.whole = facts(plan.space, self.numbers, {})
-        self.selects = [n for n in plan.roles.rows if plan.space[n].op == "select"]
+        self.numbers = plan.domain.slice(wanted)
+        self.whole = facts(plan.domain, self.numbers, {})
+        self.selects = [n for n in plan.roles.rows if plan.domain[n].op == "select"]
         self.masked = [a for a in sorted(plan.roles.inner) if self._is_masked(a)]
         self._found: dict[tuple[int, Range], tuple[Run, ...]] = {}
 
     def _is_masked(self, iter_dim: int) -> bool:
         """Whether a select compares positions of rows with positions along `iter_dim`."""
         return any(
-            iter_dim in self.space[n].iter_dims and self._is_known(self.space[n].inputs[0])
+            iter_dim in self.domain[n].iter_dims and self._is_known(self.domain[n].inputs[0])
             for n in self.selects
         )
 
     def _is_known(self, pred: int) -> bool:
         """Whether a predicate tells rows apart, and no register (a core's place) moves it."""
-        behind = [self.space[n] for n in self.space.slice([pred])]
+        behind = [self.domain[n] for n in self.domain.slice([pred])]
         moved = any(v.op == "register" or (v.map and v.map.offset.terms) for v in behind)
-        return self.plan.row in self.space[pred].iter_dims and not moved
+        return self.plan.row in self.domain[pred].iter_dims and not moved
 
     def runs(self, iter_dim: int, rows: Range) -> tuple[Run, ...]:
         """Runs of blocks of `iter_dim` that the rows `rows` (first, end) compute, in order."""
@@ -191,31 +191,31 @@ class Columns:
             self._found[key] = self._runs(iter_dim, rows)
         return self._found[key]
 
-    def segments(self, iter_dim: int, rows: Range, length: int) -> list[Segment]:
-        """The same columns in segments of up to `length`; equal neighbours are one that repeats."""
-        found: list[Segment] = []
+    def column_tiles(self, iter_dim: int, rows: Range, length: int) -> list[ColumnTile]:
+        """The same in column tiles of up to `length`; equal neighbours are one that repeats."""
+        found: list[ColumnTile] = []
         for run in self.runs(iter_dim, rows):
             extent = run.piece.extent
             blocks = max(1, length // extent)
             for part in pieces(run.piece.trip, min(run.piece.trip, blocks)):
                 start = run.piece.start + part.start * extent
                 piece = Piece(start, part.extent * extent, part.trip)
-                alone = Segment(piece, (Run(Piece(0, extent, part.extent), run.decided),))
+                alone = ColumnTile(piece, (Run(Piece(0, extent, part.extent), run.decided),))
                 joined = _joined(found[-1], alone, length) if found else None
                 found[-1:] = [joined] if joined else [*found[-1:], alone]
         return found
 
     def around(
-        self, iter_dim: int, bands: Sequence[Range], length: int
+        self, iter_dim: int, panels: Sequence[Range], length: int
     ) -> list[tuple[Piece, Around]]:
-        """Segments of up to `length` points of `iter_dim`, and what each of the `bands` of rows
-        computes of one, counted from its first point; alike neighbours are one that repeats.
+        """Column tiles of up to `length` points of `iter_dim`, and what each of the `panels` of
+        rows computes of one, counted from its first point; alike neighbours are one that repeats.
         """
         found: list[tuple[Piece, Around]] = []
-        for piece in pieces(self.space.sizes[iter_dim], min(length, self.space.sizes[iter_dim])):
+        for piece in pieces(self.domain.sizes[iter_dim], min(length, self.domain.sizes[iter_dim])):
             for first in range(piece.start, piece.start + piece.trip * piece.extent, piece.extent):
                 span = (first, first + piece.extent)
-                runs = tuple(self._part(self.runs(iter_dim, rows), span) for rows in bands)
+                runs = tuple(self._part(self.runs(iter_dim, rows), span) for rows in panels)
                 last = found[-1] if found else None
                 if last and last[1] == runs and last[0].extent == piece.extent:
                     found[-1] = replace(last[0], trip=last[0].trip + 1), runs
@@ -224,7 +224,7 @@ class Columns:
         return found
 
     def _part(self, runs: Sequence[Run], span: Range) -> tuple[Run, ...]:
-        """What lies in a segment of the iter dim's runs."""
+        """What lies in a column tile of the iter dim's runs."""
         found: list[tuple[Range, Choices]] = []
         for run in runs:
             end = run.piece.start + run.piece.extent * run.piece.trip
@@ -239,7 +239,7 @@ class Columns:
         )
 
     def _runs(self, iter_dim: int, rows: Range) -> tuple[Run, ...]:
-        size = self.space.sizes[iter_dim]
+        size = self.domain.sizes[iter_dim]
         if iter_dim not in self.masked:
             return tuple(Run(p) for p in pieces(size, min(size, self.width)))
         known = {c: self._facts(iter_dim, c, rows) for c in self._chunks(iter_dim, rows)}
@@ -251,7 +251,7 @@ class Columns:
 
     def _chunks(self, iter_dim: int, rows: Range) -> list[Range]:
         """Chunks of columns that are decided as a whole, no finer than so many rows deserve."""
-        size = self.space.sizes[iter_dim]
+        size = self.domain.sizes[iter_dim]
         chunk = self.chunk * self.plan.fold.get(iter_dim, 1)
         while _FINEST * chunk * 2 <= rows[1] - rows[0]:
             chunk *= 2
@@ -259,14 +259,14 @@ class Columns:
 
     def _facts(self, iter_dim: int, chunk: Range, rows: Range) -> Facts:
         ranges: Ranges = {iter_dim: chunk, self.plan.row: rows}
-        return facts(self.space, self.numbers, ranges, self.whole)
+        return facts(self.domain, self.numbers, ranges, self.whole)
 
     def _is_neutral(self, iter_dim: int, known: Facts) -> bool:
-        sweeps = [s for s in self.plan.stages if s.inner == iter_dim]
-        return all(self._adds_nothing(n, known) for s in sweeps for n in s.values)
+        passes = [s for s in self.plan.passes if s.inner == iter_dim]
+        return all(self._adds_nothing(n, known) for s in passes for n in s.values)
 
     def _adds_nothing(self, number: int, known: Facts) -> bool:
-        value, plan = self.space[number], self.plan
+        value, plan = self.domain[number], self.plan
         if value.op in STORES:
             return False
         given = [known.get(i) for i in value.inputs]
@@ -285,15 +285,15 @@ class Columns:
         low in a chunk that is computed; and whether no maximum over other iter dims is low.
         """
         kept = {c: known[c] for c in known if c not in skipped}
-        mine = Rows(self.space, tuple(self.numbers), self.whole, self.plan.row, rows)
-        masked = {n for c in skipped for n in relied_on(self.space, self.numbers, known[c])}
+        mine = Rows(self.domain, tuple(self.numbers), self.whole, self.plan.row, rows)
+        masked = {n for c in skipped for n in relied_on(self.domain, self.numbers, known[c])}
         if not all(mine.keep(n, iter_dim, kept) for n in masked):
             return False
         return not skipped or all(self._has_maxima(mine, o) for o in self.masked if o != iter_dim)
 
     def _has_maxima(self, rows: Rows, iter_dim: int) -> bool:
         """Whether every row has a maximum over `iter_dim` that is not low."""
-        low = lowered(self.space, self.numbers, iter_dim, self.whole)
+        low = lowered(self.domain, self.numbers, iter_dim, self.whole)
         known = (
             {c: self._facts(iter_dim, c, rows.span) for c in self._chunks(iter_dim, rows.span)}
             if low
@@ -314,7 +314,7 @@ class Columns:
         """Selects that are one of their branches, and which."""
         found: set[tuple[int, int]] = set()
         for n in self.selects:
-            pred, on_true, on_false = self.space[n].inputs
+            pred, on_true, on_false = self.domain[n].inputs
             if known.get(pred) in (Fact.TRUE, Fact.FALSE):
                 found.add((n, on_true if known[pred] is Fact.TRUE else on_false))
         return frozenset(found)
@@ -328,14 +328,14 @@ class Columns:
         ]
 
 
-def _joined(a: Segment, b: Segment, length: int) -> Segment | None:
-    """Two neighbours as one segment; None when they are none, or too long."""
+def _joined(a: ColumnTile, b: ColumnTile, length: int) -> ColumnTile | None:
+    """Two neighbours as one column tile; None when they are none, or too long."""
     extent = a.piece.extent + b.piece.extent
     once = a.piece.trip == b.piece.trip == 1
     if not once or extent > length or a.piece.start + a.piece.extent != b.piece.start:
         return None
     moved = (replace(r, piece=_moved(r.piece, a.piece.extent)) for r in b.runs)
-    return Segment(Piece(a.piece.start, extent), (*a.runs, *moved))
+    return ColumnTile(Piece(a.piece.start, extent), (*a.runs, *moved))
 
 
 def _extend(found: list[tuple[Range, Choices]], span: Range, choices: Choices) -> None:

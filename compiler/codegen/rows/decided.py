@@ -1,4 +1,4 @@
-"""What the values of a stage are in columns where some selects are decided, and which share a tile.
+"""What the values of a pass are in columns where some selects are decided, and which share a tile.
 
 A decided select is one of its branches, and a sum with a decided zero its other term, so they need
 no code: they lie in the tile of that value. What is kept beyond its block has a tile already, and
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.codegen.domain import SCALED, SPLATS, Numbers, Value
 from shardwright.compiler.codegen.fusion import is_product
-from shardwright.compiler.codegen.rows.levels import Stage
+from shardwright.compiler.codegen.rows.passes import Pass
 from shardwright.compiler.codegen.rows.plan import RowPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """`values` of a stage in some columns; those in `same` lie in another's tile, at its `home`."""
+    """`values` of a pass in some columns; those in `same` lie in another's tile, at its `home`."""
 
     values: Mapping[int, Value] = field(default_factory=dict)
     same: Mapping[int, int] = field(default_factory=dict)
@@ -39,21 +39,21 @@ class Decided:
 
 
 def decided(
-    plan: RowPlan, stage: Stage, branches: Mapping[int, int], is_kept: Callable[[int], bool]
+    plan: RowPlan, pass_: Pass, branches: Mapping[int, int], is_kept: Callable[[int], bool]
 ) -> Decided:
-    """A stage whose selects are their `branches`; what `is_kept` has a tile beyond its block."""
+    """A pass whose selects are their `branches`; what `is_kept` has a tile beyond its block."""
     values: dict[int, Value] = {}
     same: dict[int, int] = {}
     home: dict[int, int] = {}
-    for n in stage.values:
-        value = plan.space[n]
+    for n in pass_.values:
+        value = plan.domain[n]
         branch = branches.get(n, _without_zero(plan, branches, value))
         if branch is None:
             values[n] = _unscaled(plan, values, value, same)
             continue
         values[n] = replace(value, op="convert", inputs=(branch,), attrs={})
         owner = same.get(branch, branch)
-        if not _alike(plan, value, plan.space[branch]):
+        if not _alike(plan, value, plan.domain[branch]):
             continue
         if not is_kept(n):
             same[n] = owner
@@ -66,9 +66,9 @@ def _without_zero(plan: RowPlan, branches: Mapping[int, int], value: Value) -> i
     """What a sum is where the other term is decided to be 0, as masks that are added are."""
     if value.op != "add":
         return None
-    given = [plan.space[branches.get(i, i)] for i in value.inputs]
+    given = [plan.domain[branches.get(i, i)] for i in value.inputs]
     for term, rest in zip(given, reversed(value.inputs), strict=True):
-        other = plan.space[rest]
+        other = plan.domain[rest]
         if term.op == "constant" and term.attrs["value"] == 0 and other.dtype is value.dtype:
             return rest
     return None
@@ -87,7 +87,7 @@ def _unscaled(
     if value.op != SCALED or value.attrs["scale"] != 1.0 or value.inputs[0] not in same:
         return value
     owner = same[value.inputs[0]]
-    given = plan.space[owner]
+    given = plan.domain[owner]
     if owner not in values or not is_product(given):
         return value
     attrs = {**value.attrs, "scale": given.attrs["scale"]}

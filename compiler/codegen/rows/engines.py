@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from shardwright.compiler.codegen import fusion
-from shardwright.compiler.codegen.domain import BINARY, FROM_PSUM, MASK, SCALED, Space, Value
+from shardwright.compiler.codegen.domain import BINARY, FROM_PSUM, MASK, SCALED, Domain, Value
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.rows.roles import Roles, inner_of
 from shardwright.compiler.dtypes import DType
@@ -52,16 +52,16 @@ class EngineAssignment:
 class Work:
     """Nanoseconds of every engine for one row tile, and what may move."""
 
-    space: Space
+    domain: Domain
     roles: Roles
-    run: Mapping[int, int]  # what is computed, by level (`levels.py`)
+    run: Mapping[int, int]  # what is computed, and in which pass (`passes.py`)
     transposed: Collection[int]
     pairs: Collection[int]
     in_flight: int  # row tiles that take turns in a block
     room: Room
 
     def __post_init__(self) -> None:
-        space, roles = self.space, self.roles
+        domain, roles = self.domain, self.roles
         self.chosen: dict[Task, Engine] = {n: self._engine(n) for n in self.run if self._counts(n)}
         self.chosen |= {Copy(n): Engine.SCALAR for n in roles.packed if self._is_copied(n)}
         self.chosen |= {Copy(n, transposed=True): Engine.VECTOR for n in self.transposed}
@@ -70,15 +70,15 @@ class Work:
         for work, engine in self.chosen.items():
             self._add(self.busy, work, engine, 1)
         for n in roles.sums:  # products of the row tiles in flight are added up in SBUF
-            added = space.points(space[n].iter_dims & roles.inner)
+            added = domain.points(domain[n].iter_dims & roles.inner)
             cycles = added / self.room.limits.partitions / self.in_flight
             self.busy[Engine.VECTOR] += self._ns(Engine.VECTOR, cycles)
 
     def assigned(self) -> EngineAssignment:
-        """Who does what; the engines of copies with a scale are set in `space`."""
+        """Who does what; the engines of copies with a scale are set in `domain`."""
         while self.improve():
             pass
-        values, chosen = self.space.values, self.chosen.items()
+        values, chosen = self.domain.values, self.chosen.items()
         for n, engine in chosen:
             if isinstance(n, int) and values[n].op == SCALED:
                 values[n] = replace(values[n], attrs={**values[n].attrs, "engine": engine.value})
@@ -90,7 +90,7 @@ class Work:
 
     def _is_copied(self, number: int) -> bool:
         """Whether a product surely leaves PSUM: it is rounded, or a single column."""
-        value = self.space[number]
+        value = self.domain[number]
         return value.dtype is not DType.F32 or self._points(value) == 1
 
     def improve(self) -> bool:
@@ -119,13 +119,13 @@ class Work:
         """Whether a row is reduced, not added to other rows."""
         if isinstance(n, Copy) or n in self.roles.sums:
             return False
-        return self.space[n].op == "reduce"
+        return self.domain[n].op == "reduce"
 
     def _targets(self, n: Task, engine: Engine) -> tuple[Engine, ...]:
         """Where else a work can go."""
         if isinstance(n, Copy):
             return (Engine.VECTOR if engine is Engine.SCALAR else Engine.SCALAR,)
-        value = self.space[n]
+        value = self.domain[n]
         if self.is_reduction(n):
             reads_psum = value.inputs[0] in self.roles.packed
             found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
@@ -144,39 +144,39 @@ class Work:
     def _cost(self, n: Task, engine: Engine) -> dict[Engine, float]:
         """Nanoseconds of the engines that a work takes: a by-product takes Vector a column."""
         if self.is_reduction(n) and engine is Engine.SCALAR:
-            read = max(self._points(self.space[i]) for i in self.space[n].inputs)
+            read = max(self._points(self.domain[i]) for i in self.domain[n].inputs)
             cycles = MIN_CYCLES * -(-read // self.room.limits.moving_max)
             return {one: self._ns(one, cycles) for one in (Engine.SCALAR, Engine.VECTOR)}
         return {engine: self._time(n, engine)}
 
     def _counts(self, n: int) -> bool:
         """Selects and predicates are left out: most are decided by where the tile lies."""
-        value = self.space[n]
+        value = self.domain[n]
         mine = value.op not in ("select", "compare", "contract", "load", "store")
         return mine and value.dtype.is_float and self._points(value) + len(value.over) > 1
 
     def _engine(self, n: int) -> Engine:
-        value = self.space[n]
+        value = self.domain[n]
         by_product = self.is_reduction(n) and self._is_by_product(value)
         return Engine.SCALAR if by_product else fusion.engine_of(value)
 
     def _is_by_product(self, value: Value) -> bool:
-        return self.room.passing and fusion.is_by_product(self.space, value)
+        return self.room.passing and fusion.is_by_product(self.domain, value)
 
     def _points(self, value: Value) -> int:
-        return self.space.points(value.iter_dims & self.roles.inner)
+        return self.domain.points(value.iter_dims & self.roles.inner)
 
     def _time(self, n: Task, engine: Engine) -> float:
         if isinstance(n, Copy):
-            return self._ns(engine, self._points(self.space[n.number]))
-        value = self.space[n]
-        cycles = fusion.cycles(self.space, value, self._points)
+            return self._ns(engine, self._points(self.domain[n.number]))
+        value = self.domain[n]
+        cycles = fusion.cycles(self.domain, value, self._points)
         if n in self.pairs:
             cycles = self._points(value)  # one of the two is in PSUM
-        if value.op == "divide" and self._points(self.space[value.inputs[1]]) == 1:
+        if value.op == "divide" and self._points(self.domain[value.inputs[1]]) == 1:
             cycles = self._points(value)  # a product with the reciprocal of a single column
         if engine is Engine.GPSIMD:
-            read = max(self._points(self.space[i]) for i in value.inputs)
+            read = max(self._points(self.domain[i]) for i in value.inputs)
             cycles += _GPSIMD_CYCLES * -(-read // self.room.limits.moving_max)
         return self._ns(engine, cycles)
 
@@ -199,20 +199,20 @@ class BankReuse:
 
 
 class Banks:
-    """What may lie in banks of products of a row kernel; `kept` have tiles beyond their block."""
+    """What may lie in banks of products; `kept` values have tiles beyond their block."""
 
     def __init__(
-        self, space: Space, roles: Roles, run: Mapping[int, int], kept: Collection[int]
+        self, domain: Domain, roles: Roles, run: Mapping[int, int], kept: Collection[int]
     ) -> None:
-        self.space, self.roles, self.run, self.kept = space, roles, run, kept
-        self.users = space.users((*roles.rows, *roles.sums))
+        self.domain, self.roles, self.run, self.kept = domain, roles, run, kept
+        self.users = domain.users((*roles.rows, *roles.sums))
 
     def reused(self) -> BankReuse:
         """Banks that are reused in place."""
         bank_of: dict[int, int] = {}
         pairs: set[int] = set()
-        for pair in sorted(n for n in self.run if self.space[n].op in _PAIRS):
-            inputs = self.space[pair].inputs
+        for pair in sorted(n for n in self.run if self.domain[n].op in _PAIRS):
+            inputs = self.domain[pair].inputs
             for n, other in (inputs[::-1], inputs):  # what is made last waits least for its reader
                 product = self.product_of(n)
                 in_sbuf = other not in (n, *self.roles.packed, *bank_of)
@@ -224,7 +224,7 @@ class Banks:
 
     def product_of(self, number: int) -> int | None:
         """The product that a value alone follows from, if its bank may hold both."""
-        value, values = self.space[number], self.space.values
+        value, values = self.domain[number], self.domain.values
         if any(values[i].op == MASK for i in value.inputs):
             return None  # GpSimd applies it
         wide = [i for i in value.inputs if values[i].iter_dims == value.iter_dims]
@@ -236,11 +236,11 @@ class Banks:
         return product if mine and self._reach_psum([number, *self.users[number]]) else None
 
     def is_block(self, number: int, product: int) -> bool:
-        """Whether a value is fp32 and made block by block in the sweep of a product."""
-        value, source = self.space[number], self.space[product]
+        """Whether a value is fp32 and made block by block in the pass of a product."""
+        value, source = self.domain[number], self.domain[product]
         beside = value.iter_dims == source.iter_dims and self.run.get(number) == self.run[product]
         return beside and value.dtype is DType.F32 and number not in self.kept
 
     def _reach_psum(self, numbers: Iterable[int]) -> bool:
-        ops = {n: self.space[n].op for n in numbers}
+        ops = {n: self.domain[n].op for n in numbers}
         return all(op in READ_PSUM and n not in self.roles.sums for n, op in ops.items())

@@ -1,8 +1,8 @@
-"""The code of a group of row tiles: its sweeps, the steps of their blocks, and sums over rows.
+"""The code of a group of row tiles: its passes, the steps of their blocks, and sums over rows.
 
-Every stage is a loop over the tiles of the group, and a sweep goes over its inner iter dim in
+Every pass is a loop over the tiles of the group, and most go over an inner iter dim in
 blocks of columns. Values of a block rotate with the loop over blocks; row buffers, single columns
-and transposed operands belong to the group and lie side by side for its tiles. Blocks of a sweep
+and transposed operands belong to the group and lie side by side for its tiles. Blocks of a pass
 follow each other or are pipelined (`pipelining.py`).
 """
 
@@ -19,8 +19,8 @@ from shardwright.compiler.codegen.rows import pipelining
 from shardwright.compiler.codegen.rows.columns import Choices, Columns, Run
 from shardwright.compiler.codegen.rows.decided import Decided, decided
 from shardwright.compiler.codegen.rows.interval_analysis import Range
-from shardwright.compiler.codegen.rows.levels import Stage
 from shardwright.compiler.codegen.rows.online import Running, copied, rescale, start_of
+from shardwright.compiler.codegen.rows.passes import Pass
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.products import Products, Shared, placed
 from shardwright.compiler.codegen.rows.sums import Block
@@ -28,14 +28,14 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import STORES, Affine
 from shardwright.compiler.isa.program import Engine, Space
 
-# Private iter dim numbers for "row tile of the group" and "row tile of the band".
-TILE, BAND_TILE = -9, -10
+# Private iter dim numbers for "row tile of the group" and "row tile of the panel".
+TILE, PANEL_TILE = -9, -10
 # Groups of row tiles in one body of a loop (our choice: enough to hide how a loop runs dry).
 SIDE_BY_SIDE = 4
 
 
 class Kept(NamedTuple):
-    """Where a value of several blocks or stages lies, its transposes, and what is added up."""
+    """Where a value of several blocks or passes lies, its transposes, and what is added up."""
 
     held: Held | None = None
     transposed: Held | None = None
@@ -43,8 +43,8 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """`count` row tiles that share segments, and what they carry from one to the next."""
+class RowPanel:
+    """`count` row tiles that share column tiles, and what they carry from one to the next."""
 
     scope: Scope
     count: int
@@ -52,11 +52,11 @@ class Band:
 
 
 class Group(Products):
-    """Row tiles on their way through the stages.
+    """Row tiles on their way through the passes.
 
     `held` has the values of the whole group: shared vectors, row buffers, single columns. Inside a
     block it has those at the block's rows and columns, and the values of the block. What does not
-    span a streamed iter dim belongs to the band.
+    span a blocked iter dim belongs to the panel.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Group(Products):
         shared: Shared,
         height: int,
         rows: Range,
-        band: Band | None = None,
+        panel: RowPanel | None = None,
         running: tuple[Running, ...] = (),
     ) -> None:
         super().__init__(plan, scope, shared, rows)
@@ -78,19 +78,19 @@ class Group(Products):
         self.ends = (True, True)  # whether the row tile at hand begins a block, and ends it
         self.holds = False  # whether PSUM holds all blocks of sums until they leave it
         self.banks: dict[tuple[int, Block], Held] = {}  # of the block at hand, by sum
-        self.stage_of = {n: number for number, s in enumerate(plan.stages) for n in s.values}
+        self.pass_of = {n: number for number, s in enumerate(plan.passes) for n in s.values}
         self.left = self._last_readers()
-        self.band, self.running = band, running
-        for n, kept in (band.kept if band else {}).items():
+        self.panel, self.running = panel, running
+        for n, kept in (panel.kept if panel else {}).items():
             self._take(n, kept)
 
-    def _last_readers(self) -> dict[Stage, list[int]]:
-        """Values that stay over several stages, by the stage that reads them last."""
-        at = self.stage_of
-        found: dict[Stage, list[int]] = {}
+    def _last_readers(self) -> dict[Pass, list[int]]:
+        """Values that stay over several passes, by the pass that reads them last."""
+        at = self.pass_of
+        found: dict[Pass, list[int]] = {}
         for n in at:
             last = max((at[u] for u in self.users.get(n, ()) if u in at), default=at[n])
-            found.setdefault(self.plan.stages[last], []).append(n)
+            found.setdefault(self.plan.passes[last], []).append(n)
         return found
 
     def new(self, number: int, value: Value, scope: Scope, dtype: DType | None = None) -> Held:
@@ -127,57 +127,57 @@ class Group(Products):
         """What the plan gave to Scalar."""
         return number in self.plan.engines.by_product
 
-    def stage(self, stage: Stage) -> None:
-        """All code of one stage."""
-        for n in stage.values:
-            self._begin(n, self.space[n])
-        if stage.inner is not None and self._takes_turns(stage):
+    def emit_pass(self, pass_: Pass) -> None:
+        """All code of one pass."""
+        for n in pass_.values:
+            self._begin(n, self.domain[n])
+        if pass_.inner is not None and self._takes_turns(pass_):
             tiles = [
                 self._enter(Piece(p.start + at * p.extent, p.extent))
                 for p in self.parts
                 for at in range(p.trip)
             ]
-            self._sweep(stage, tiles, stage.inner)
+            self._over_blocks(pass_, tiles, pass_.inner)
         else:
             for part in self.parts:
-                self._tiles_of(stage, self._enter(part))
-        carried = self.band.kept if self.band else {}
-        for n in (n for n in self.left.get(stage, ()) if n not in carried):
+                self._tiles_of(pass_, self._enter(part))
+        carried = self.panel.kept if self.panel else {}
+        for n in (n for n in self.left.get(pass_, ()) if n not in carried):
             for kept in (self.held, self.transposed, self.partial):
                 if n in kept:
                     self.scope.release(kept.pop(n))
 
-    def _tiles_of(self, stage: Stage, place: Scope) -> None:
-        """A stage of the row tiles of `place`, one after the other."""
-        moving = [r for r in self.running if r.column in stage.values]
+    def _tiles_of(self, pass_: Pass, place: Scope) -> None:
+        """A pass of the row tiles of `place`, one after the other."""
+        moving = [r for r in self.running if r.column in pass_.values]
         before = [copied(self, r, placed(self.held[r.column], place), place) for r in moving]
-        if stage.inner is None:
-            self._block(stage, place)
+        if pass_.inner is None:
+            self._block(pass_, place)
         else:
-            self._sweep(stage, [place], stage.inner)
+            self._over_blocks(pass_, [place], pass_.inner)
         for r, held in zip(moving, before, strict=True):
             moved = (held, placed(self.held[r.column], place))
             rescale(self, r, moved, [self._carried(n, place) for n in r.folds], place)
 
-    def _takes_turns(self, stage: Stage) -> bool:
+    def _takes_turns(self, pass_: Pass) -> bool:
         """Whether row tiles take turns in every block, so that a sum over them leaves PSUM once."""
-        adds_up = any(self._is_product_sum(n) for n in stage.values)
-        return self.count > 1 and adds_up and self._holds(stage)
+        adds_up = any(self._is_product_sum(n) for n in pass_.values)
+        return self.count > 1 and adds_up and self._holds(pass_)
 
-    def _holds(self, stage: Stage) -> bool:
-        """Whether PSUM has a place for each block of each sum beside what else a sweep needs."""
-        kept, others = self._banks(stage)
+    def _holds(self, pass_: Pass) -> bool:
+        """Whether PSUM has a place for each block of each sum beside what else a pass needs."""
+        kept, others = self._banks(pass_)
         return 2 * kept + others <= self.builder.limits.psum_banks
 
-    def _banks(self, stage: Stage) -> tuple[int, int]:
+    def _banks(self, pass_: Pass) -> tuple[int, int]:
         """PSUM banks of a block: of products, and of transposes and sums."""
-        assert stage.inner is not None
-        box = self.scope.boxes[stage.inner]
+        assert pass_.inner is not None
+        box = self.scope.boxes[pass_.inner]
         width = min(box.extent, self.builder.limits.moving_max)
-        block = self.scope.straight({stage.inner: replace(box, extent=width)})
-        sums = [n for n in stage.values if self._is_product_sum(n)]
-        transposed = sum(n in self.plan.transposed for n in stage.values)
-        kept = sum(n in self.packed for n in stage.values)
+        block = self.scope.straight({pass_.inner: replace(box, extent=width)})
+        sums = [n for n in pass_.values if self._is_product_sum(n)]
+        transposed = sum(n in self.plan.transposed for n in pass_.values)
+        kept = sum(n in self.packed for n in pass_.values)
         return kept, transposed + sum(len(self.sums.blocks(n, block)) for n in sums)
 
     def _is_product_sum(self, number: int) -> bool:
@@ -191,19 +191,19 @@ class Group(Products):
         scope, tile = self.scope.repeat(Piece(part.start // self.height, 1, part.trip))
         origin = self.scope.boxes[row].origin + tile * self.height
         scope.boxes |= {row: Box(origin, part.extent), TILE: Box(tile, 1)}
-        if self.band:
-            scope.boxes[BAND_TILE] = Box(self.scope.boxes[BAND_TILE].origin + tile, 1)
+        if self.panel:
+            scope.boxes[PANEL_TILE] = Box(self.scope.boxes[PANEL_TILE].origin + tile, 1)
         return scope
 
     def _carried(self, number: int, place: Scope) -> tuple[Held, int]:
         """Where a row tile adds up a fold, and its columns."""
         held = self.partial.get(number, self.held[number])
-        return placed(held, place), self.space.size(self.plan.inner(number))
+        return placed(held, place), self.domain.size(self.plan.inner(number))
 
     def open(self, folds: Iterable[int]) -> None:
-        """What running passes begin with: `folds` of all row tiles of the band."""
+        """What running loops begin with: `folds` of all row tiles of the panel."""
         for n in folds:
-            value = self.space[n]
+            value = self.domain[n]
             self._begin(n, value)
             for held in (self.held.get(n), self.partial.get(n)):
                 if held is not None:
@@ -212,40 +212,40 @@ class Group(Products):
                     self.scope.fill(out, start_of(value))
 
     def _begin(self, number: int, value: Value) -> None:
-        """Tiles for a value its stage makes: of the group, or of the band that has them already."""
-        plan, band = self.plan, self.band
+        """Tiles for a value its pass makes: of the group, or of the panel that has them already."""
+        plan, panel = self.plan, self.panel
         if number in plan.roles.sums or value.op in (*STORES, *CODELESS):
             return
-        if band is None or plan.streams(number):
+        if panel is None or plan.is_blocked(number):
             self._take(number, self._tiles(number, value))
             return
-        if number not in band.kept:
-            band.kept[number] = self._tiles(number, value, band)
-        self._take(number, band.kept[number])
+        if number not in panel.kept:
+            panel.kept[number] = self._tiles(number, value, panel)
+        self._take(number, panel.kept[number])
 
     def _take(self, number: int, kept: Kept) -> None:
         for into, held in zip((self.held, self.transposed, self.partial), kept, strict=True):
             if held is not None:
                 into[number] = held
 
-    def _tiles(self, number: int, value: Value, band: Band | None = None) -> Kept:
+    def _tiles(self, number: int, value: Value, panel: RowPanel | None = None) -> Kept:
         """What a value needs beyond a block."""
         plan, iter_dim = self.plan, self.plan.inner(number)
         held = transposed = partial = None
         if value.op == "reduce":
-            partial = self._tile(f"partial{number}", 1, accumulator_type(value), band)
+            partial = self._tile(f"partial{number}", 1, accumulator_type(value), panel)
         if value.op == "reduce" and accumulator_type(value) is value.dtype:
             held, partial = partial, None
         elif self._is_kept(number):
             size, loaded = self.scope.extent(iter_dim), value.op in ("load", "load_indexed")
-            held = self._tile(f"{value.op}{number}", size, value.dtype, band, loaded=loaded)
+            held = self._tile(f"{value.op}{number}", size, value.dtype, panel, loaded=loaded)
             if iter_dim is not None:
                 first = self.scope.boxes[iter_dim].origin * -1
                 held = Held(held.tile, {**held.strides, iter_dim: 1}, first)
         if number in plan.transposed and iter_dim is not None:
             unit = self.unit(iter_dim)
             size = -(-self.scope.extent(iter_dim) // unit) * self.height
-            transposed = self._tile(f"turned{number}", size, plan.transposed[number], band, unit)
+            transposed = self._tile(f"turned{number}", size, plan.transposed[number], panel, unit)
         return Kept(held, transposed, partial)
 
     def _tile(
@@ -253,32 +253,32 @@ class Group(Products):
         name: str,
         size: int,
         dtype: DType,
-        band: Band | None,
+        panel: RowPanel | None,
         rows: int = 0,
         loaded: bool = False,
     ) -> Held:
-        """A tile of `size` elements for each row tile of the group, or of the band."""
+        """A tile of `size` elements for each row tile of the group, or of the panel."""
         home, count, tiles = (
-            (band.scope, band.count, BAND_TILE) if band else (self.scope, self.count, TILE)
+            (panel.scope, panel.count, PANEL_TILE) if panel else (self.scope, self.count, TILE)
         )
         rows = rows or min(self.height, home.extent(self.plan.row))
         return replace(home.tile(name, rows, size * count, dtype, 1, loaded), strides={tiles: size})
 
-    def _sweep(self, stage: Stage, tiles: Sequence[Scope], iter_dim: int) -> None:
+    def _over_blocks(self, pass_: Pass, tiles: Sequence[Scope], iter_dim: int) -> None:
         """Blocks of columns of row tiles that take turns in each."""
-        runs, self.holds = self.runs(iter_dim), self._holds(stage)
-        if self._returns(stage) and len(tiles) * sum(run.piece.trip for run in runs) > 1:
-            self._pipelined(stage, tiles, iter_dim, runs)
+        runs, self.holds = self.runs(iter_dim), self._holds(pass_)
+        if self._returns(pass_) and len(tiles) * sum(run.piece.trip for run in runs) > 1:
+            self._pipelined(pass_, tiles, iter_dim, runs)
         else:
-            self._in_turn(stage, tiles, iter_dim, runs)
-        for n in (n for n in stage.values if n in self.partial):
+            self._in_turn(pass_, tiles, iter_dim, runs)
+        for n in (n for n in pass_.values if n in self.partial):
             for place in tiles:
                 total, rounded = (placed(h, place) for h in (self.partial[n], self.held[n]))
                 self.copy(place, Engine.VECTOR, rounded, total)
         self.ends, self.holds = (True, True), False
 
     def _in_turn(
-        self, stage: Stage, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
+        self, pass_: Pass, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
     ) -> None:
         """One block after the other."""
         for at, run in enumerate(runs):
@@ -286,27 +286,27 @@ class Group(Products):
             for number, tile in enumerate(tiles):
                 self.ends = (number == 0, number == len(tiles) - 1)
                 scope = block.straight({**tile.boxes, iter_dim: block.boxes[iter_dim]})
-                self._block(stage, scope, run.decided)
+                self._block(pass_, scope, run.decided)
 
-    def _returns(self, stage: Stage) -> bool:
+    def _returns(self, pass_: Pass) -> bool:
         """Whether blocks go from the tensor engine to other engines and back."""
-        phases = {self._phase(step) for n in stage.values for step in self._steps_of(n)}
-        return {0, 2} <= phases and any(n in self.packed for n in stage.values)
+        phases = {self._phase(step) for n in pass_.values for step in self._steps_of(n)}
+        return {0, 2} <= phases and any(n in self.packed for n in pass_.values)
 
     def _pipelined(
-        self, stage: Stage, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
+        self, pass_: Pass, tiles: Sequence[Scope], iter_dim: int, runs: Sequence[Run]
     ) -> None:
         """Blocks of columns with the phases of several under way."""
         home = tiles[0].straight({iter_dim: Box(Affine(), max(run.piece.extent for run in runs))})
         places = [pipelining.Places(home) for _ in range(2)]
-        if 2 * sum(self._banks(stage)) > self.builder.limits.psum_banks:
+        if 2 * sum(self._banks(pass_)) > self.builder.limits.psum_banks:
             places[1] = replace(places[1], banks=places[0].banks)
         made, orders = [], set()
         for run in runs:
-            here = self._decided(stage, run.decided)
-            needed = self._needed(stage, here)
+            here = self._decided(pass_, run.decided)
+            needed = self._needed(pass_, here)
             phases = {s: self._phase(s) for n in needed for s in self._steps_of(n)}
-            reads = {n: here.inputs(n) for n in stage.values}
+            reads = {n: here.inputs(n) for n in pass_.values}
             moving = pipelining.crossing(phases, reads)
             moving |= {here.owner(n) for n in moving}
             orders.add(pipelining.order(phases, reads))
@@ -315,7 +315,7 @@ class Group(Products):
             tiles, iter_dim, runs, made, max(orders)
         ):
             self.ends = (turn.tile == 0, turn.tile == len(tiles) - 1)
-            self._block(stage, scope, runs[turn.run].decided)
+            self._block(pass_, scope, runs[turn.run].decided)
         self.iteration = None
         for held in (h for p in places for h in p.tiles.values()):
             home.release(held)
@@ -334,15 +334,15 @@ class Group(Products):
             return 3
         if step.transposes or step.number in self.plan.roles.sums:
             return 2
-        return int(step.number not in self.packed and self.space[step.number].op != "load")
+        return int(step.number not in self.packed and self.domain[step.number].op != "load")
 
-    def _block(self, stage: Stage, scope: Scope, choices: Choices = frozenset()) -> None:
-        """The values of a stage in the boxes of `scope`; when pipelined those of one phase."""
+    def _block(self, pass_: Pass, scope: Scope, choices: Choices = frozenset()) -> None:
+        """The values of a pass in the boxes of `scope`; when pipelined those of one phase."""
         kept, iteration = self.held, self.iteration
         self.held = {n: placed(held, scope) for n, held in kept.items()}
         self.held |= iteration.held if iteration else {}
-        self.decided = here = self._decided(stage, choices)
-        needed = self._needed(stage, here)
+        self.decided = here = self._decided(pass_, choices)
+        needed = self._needed(pass_, here)
         last = {here.owner(i): n for n in needed if self._reads(n) for i in here.inputs(n)}
         for n in needed:
             steps = self._steps_of(n)
@@ -351,14 +351,14 @@ class Group(Products):
                 self._step(step, scope)
             if mine:
                 read = dict.fromkeys(here.owner(i) for i in here.inputs(n))
-                self._release((i for i in read if last.get(i) == n), stage, scope)
+                self._release((i for i in read if last.get(i) == n), pass_, scope)
         if iteration:
             iteration.held |= {n: h for n, h in self.held.items() if n in iteration.crossing}
         self.held, self.decided = kept, Decided()
 
-    def _decided(self, stage: Stage, choices: Choices) -> Decided:
-        """The stage where the selects of `choices` are decided."""
-        return decided(self.plan, stage, dict(choices), self._is_kept)
+    def _decided(self, pass_: Pass, choices: Choices) -> Decided:
+        """The pass where the selects of `choices` are decided."""
+        return decided(self.plan, pass_, dict(choices), self._is_kept)
 
     def _reads(self, number: int) -> bool:
         """Whether a value has code that reads its inputs."""
@@ -376,25 +376,25 @@ class Group(Products):
         elif value.op not in CODELESS:
             self._value(n, value, scope)
 
-    def _needed(self, stage: Stage, here: Decided) -> list[int]:
-        """Values of a stage that have an effect here or are read by one that has."""
-        wanted = {n for n in stage.values if self._has_effect(n, stage)}
-        for n in reversed(stage.values):
+    def _needed(self, pass_: Pass, here: Decided) -> list[int]:
+        """Values of a pass that have an effect here or are read by one that has."""
+        wanted = {n for n in pass_.values if self._has_effect(n, pass_)}
+        for n in reversed(pass_.values):
             if n in wanted:
                 wanted.update(here.inputs(n))
-        return [n for n in stage.values if n in wanted]
+        return [n for n in pass_.values if n in wanted]
 
-    def _has_effect(self, number: int, stage: Stage) -> bool:
-        op, plan = self.space[number].op, self.plan
+    def _has_effect(self, number: int, pass_: Pass) -> bool:
+        op, plan = self.domain[number].op, self.plan
         kept = number in plan.row_buffers or number in plan.transposed or number in plan.roles.sums
-        return kept or op in (*STORES, "reduce") or stage.inner is None
+        return kept or op in (*STORES, "reduce") or pass_.inner is None
 
-    def _release(self, numbers: Iterable[int], stage: Stage, scope: Scope) -> None:
+    def _release(self, numbers: Iterable[int], pass_: Pass, scope: Scope) -> None:
         """Give back the tiles of a block's values."""
         crossing = self.iteration.crossing if self.iteration else ()
         for n in numbers:
-            mine = n in stage.values and not self._is_kept(self.decided.home.get(n, n))
-            if stage.inner is not None and mine and n not in crossing and n in self.held:
+            mine = n in pass_.values and not self._is_kept(self.decided.home.get(n, n))
+            if pass_.inner is not None and mine and n not in crossing and n in self.held:
                 scope.release(self.held[n])
 
     def _value(self, number: int, value: Value, scope: Scope) -> None:
@@ -414,7 +414,7 @@ class Group(Products):
     def _sum(self, number: int, scope: Scope) -> None:
         layout = self.sums.layouts[number]
         if layout.tall == self.plan.row:
-            moving = self.operand(self.space[number].inputs[0])
+            moving = self.operand(self.domain[number].inputs[0])
             self.sums.add_rows(number, scope, moving, self.rows(scope))
             return
         stationary, moving = (
@@ -439,7 +439,7 @@ class Group(Products):
         """An operand of the tensor engine in its element type; None stands for ones."""
         if number is None:
             return self.builder.filled(1.0, dtype, 1, part="ones")
-        held, value = self.operand(number), self.space[number]
+        held, value = self.operand(number), self.domain[number]
         if self.builder.dtype(held) is dtype:
             return held
         typed = self.scratch(value, scope, dtype)
@@ -448,13 +448,13 @@ class Group(Products):
         return typed
 
 
-def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[Piece]:
+def panels(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[Piece]:
     """Pieces of the rows, `step` rows each that repeat, up to `beside` of them in one body; where
     masks decide which columns are needed, several, so that each has its own.
     """
-    size = plan.space.sizes[plan.row]
+    size = plan.domain.sizes[plan.row]
     count = size // step
-    each = max(1, -(-count // (plan.most_bands if columns.masked else 1)))
+    each = max(1, -(-count // (plan.most_panels if columns.masked else 1)))
     found = []
     for first in range(0, count, each):
         some = min(each, count - first)
@@ -466,15 +466,15 @@ def bands(plan: RowPlan, columns: Columns, step: int, beside: int = 1) -> list[P
     return [*found, Piece(size - rest, rest)] if rest else found
 
 
-def in_stages(groups: Sequence[Group], stages: Sequence[Stage], plan: RowPlan) -> None:
-    """Emit every group one stage behind the group before it, so that what a stage waits for was
-    issued a stage ago and engines have other groups to work on; groups without overlap follow
+def in_passes(groups: Sequence[Group], passes: Sequence[Pass], plan: RowPlan) -> None:
+    """Emit every group one pass behind the group before it, so that what a pass waits for was
+    issued a pass ago and engines have other groups to work on; groups without overlap follow
     each other. The oldest comes first, as it frees tiles that newer ones fill, or the newest, as
     engines wait longest for its products.
     """
-    behind = len(stages) if plan.no_overlap else 1
-    for time in range((len(groups) - 1) * behind + len(stages)):
-        under_way = [at for at in range(len(groups)) if 0 <= time - at * behind < len(stages)]
+    behind = len(passes) if plan.no_overlap else 1
+    for time in range((len(groups) - 1) * behind + len(passes)):
+        under_way = [at for at in range(len(groups)) if 0 <= time - at * behind < len(passes)]
         first = under_way[-1:] if plan.newest_first else []
         for at in dict.fromkeys([*first, *under_way]):
-            groups[at].stage(stages[time - at * behind])
+            groups[at].emit_pass(passes[time - at * behind])

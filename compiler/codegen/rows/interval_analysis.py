@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.codegen.domain import MASK, SCALED, Numbers, Space, Value
+from shardwright.compiler.codegen.domain import MASK, SCALED, Domain, Numbers, Value
 from shardwright.compiler.codegen.positions import reach
 from shardwright.compiler.codegen.rows import float_intervals
 from shardwright.compiler.codegen.rows.float_intervals import DATA, FloatInterval
@@ -58,7 +58,7 @@ def is_low(known: Known | None) -> bool:
 
 
 def facts(
-    space: Space,
+    domain: Domain,
     numbers: Iterable[int],
     ranges: Ranges,
     whole: Facts | None = None,
@@ -69,34 +69,34 @@ def facts(
     """
     known: dict[int, Known] = dict(given or {})
     for n in (n for n in numbers if n not in known):
-        value = space[n]
+        value = domain[n]
         if value.op in ("reduce", "contract") and value.dtype.is_float:
             reads = known if whole is None else whole
             found: Known | None = _told(_reduced(value, reads))
         else:
-            found = _fact(space, value, known, ranges)
+            found = _fact(domain, value, known, ranges)
         if found is not None:
             known[n] = found
     return known
 
 
-def _fact(space: Space, value: Value, known: Facts, ranges: Ranges) -> Known | None:
+def _fact(domain: Domain, value: Value, known: Facts, ranges: Ranges) -> Known | None:
     given = [known.get(i) for i in value.inputs]
     if value.op == "constant":
         return _constant(value)
     if value.op == "iota" and value.dtype.is_integer:
-        return within(_access_range(space, value, ranges), value.dtype)
+        return within(_access_range(domain, value, ranges), value.dtype)
     if value.op == "compare":
         return _compare(value.attrs["direction"], given)
     if value.op == MASK:
-        return _compare(value.attrs["direction"], [_access_range(space, value, ranges), (0, 0)])
+        return _compare(value.attrs["direction"], [_access_range(domain, value, ranges), (0, 0)])
     if value.op in ("and", "or", "not"):
         return _logic(value.op, given)
     if value.op == "select":
         return _select(value, given)
     if value.dtype.is_integer:
         return within(_integer(value.op, given), value.dtype)
-    return _real(space, value, given) if value.dtype.is_float and given else None
+    return _real(domain, value, given) if value.dtype.is_float and given else None
 
 
 def _constant(value: Value) -> Known | None:
@@ -109,9 +109,9 @@ def _constant(value: Value) -> Known | None:
     return int(number), int(number)
 
 
-def _access_range(space: Space, value: Value, ranges: Ranges) -> Interval | None:
+def _access_range(domain: Domain, value: Value, ranges: Ranges) -> Interval | None:
     """What the access map of an iota or a mask runs through; a mask's is within 32 bits."""
-    return reach(space, value.access, ranges)
+    return reach(domain, value.access, ranges)
 
 
 def _compare(direction: str, given: Given) -> Known | None:
@@ -182,7 +182,7 @@ def _reduced(value: Value, whole: Facts) -> FloatInterval:
     return float_intervals.other(*given)
 
 
-def _real(space: Space, value: Value, given: Given) -> Known | None:
+def _real(domain: Domain, value: Value, given: Given) -> Known | None:
     if value.op == SCALED:
         return _scaled(value, given)
     if value.op == "exponential":
@@ -191,7 +191,7 @@ def _real(space: Space, value: Value, given: Given) -> Known | None:
         return Fact.ZERO
     if value.op == "convert" and not isinstance(given[0], Fact):
         return _told(interval_of(given[0]))
-    return _told(_arithmetic(space, value, [interval_of(g) for g in given]))
+    return _told(_arithmetic(domain, value, [interval_of(g) for g in given]))
 
 
 def _is_zero(op: str, given: Given) -> bool:
@@ -207,9 +207,9 @@ def _exponential(given: FloatInterval) -> Known | None:
     return Fact.ZERO if given.is_low else _told(float_intervals.exponential(given))
 
 
-def _arithmetic(space: Space, value: Value, given: list[FloatInterval]) -> FloatInterval:
+def _arithmetic(domain: Domain, value: Value, given: list[FloatInterval]) -> FloatInterval:
     a, b = given[0], given[-1]
-    numbers = [_number(space, i) for i in value.inputs]
+    numbers = [_number(domain, i) for i in value.inputs]
     match value.op:
         case "add":
             return float_intervals.added(a, b)
@@ -230,11 +230,11 @@ def _arithmetic(space: Space, value: Value, given: list[FloatInterval]) -> Float
     return float_intervals.other(*given)
 
 
-def _number(space: Space, number: int) -> float | None:
+def _number(domain: Domain, number: int) -> float | None:
     """The constant a value is, also converted; None if it is none."""
-    value = space[number]
+    value = domain[number]
     if value.op == "convert" and value.dtype.is_float:
-        return _number(space, value.inputs[0])
+        return _number(domain, value.inputs[0])
     return float(value.attrs["value"]) if value.op == "constant" else None
 
 
@@ -253,17 +253,17 @@ def _scaled(value: Value, given: Given) -> Known | None:
     return _told(x if func == "identity" else float_intervals.other(x))
 
 
-def exact(space: Space, number: int, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
+def exact(domain: Domain, number: int, ranges: Ranges, axes: tuple[int, int]) -> Any | None:
     """A predicate or integer over all points of two iter dims as an array [first axis, second], in
     its type, where sums wrap; None when it depends on data or on other iter dims.
     """
     known: dict[int, Any | None] = {}
 
     def read(n: int) -> Numbers:
-        value = space[n]
+        value = domain[n]
         return () if value.op in (MASK, "constant", "iota") else value.inputs
 
-    return answered(number, known, read, lambda n: _exact(space[n], ranges, axes, known))
+    return answered(number, known, read, lambda n: _exact(domain[n], ranges, axes, known))
 
 
 def _exact(

@@ -1,14 +1,14 @@
-"""Which passes over a streamed row can be one: sums that follow from a running maximum.
+"""Which loops over a blocked row can be one: sums that follow from a running maximum.
 
-A maximum over the streamed iter dim is complete after its pass. Where all that a later pass adds up
-is a product with exp(c), c a column that follows from the maximum, the two passes are one: every
-segment works with the columns of the maximum so far, and what was added up before is multiplied by
-exp(c - c before). Online softmax is one case of it. Nothing here depends on how a softmax is
+A maximum over the blocked iter dim is complete after its loop. Where all that a later loop adds up
+is a product with exp(c), c a column that follows from the maximum, the two loops are one: every
+column tile works with the columns of the maximum so far, and what was added up before is multiplied
+by exp(c - c before). Online softmax is one case of it. Nothing here depends on how a softmax is
 spelled: a value has a form (`_Form`) that follows from the forms of what it reads. What the maximum
 is of decides whether early products are within bounds (`bounds.py`). What was added up
-before is multiplied when the column it follows moves. A pass with something running begins with
+before is multiplied when the column it follows moves. A loop with something running begins with
 maxima of the lowest number and sums of 0, and with the columns that follow from them, so that the
-first segment is like every other: exp(c - c before) is then 0, or what it multiplies is.
+first column tile is like every other: exp(c - c before) is then 0, or what it multiplies is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
 
 if TYPE_CHECKING:
-    from shardwright.compiler.codegen.rows.levels import Levels
+    from shardwright.compiler.codegen.rows.passes import PassSchedule
 
 EXTREMES = ("max", "min")
 # exp(-104) is the first fp32 zero.
@@ -43,7 +43,7 @@ _STEADY = nodes_of(NodeKind.STEADY)
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """`folds` of a pass are multiplied by exp(sign * (column - column before))."""
+    """`folds` of a loop are multiplied by exp(sign * (column - column before))."""
 
     column: int
     sign: float
@@ -68,63 +68,65 @@ class _Form:
 _Forms = list[_Form | None]
 
 
-def merged(levels: Levels, passes: Mapping[int, int]) -> tuple[dict[int, int], tuple[Running, ...]]:
-    """(pass of every value, pairs of passes being one where they can, what is rescaled)."""
-    found, running, first = dict(passes), list[Running](), 1
+def merged(
+    schedule: PassSchedule, loops: Mapping[int, int]
+) -> tuple[dict[int, int], tuple[Running, ...]]:
+    """(loop of every value, pairs of loops being one where they can, what is rescaled)."""
+    found, running, first = dict(loops), list[Running](), 1
     while first + 2 <= max(found.values(), default=0):
         try:
-            here = _Pair(levels, found, first).running()
+            here = _Pair(schedule, found, first).running()
         except RefusedError:
             first += 2
             continue
         running += here
-        found = _joined(levels, found, first)
+        found = _joined(schedule, found, first)
     return found, tuple(running)
 
 
-def _joined(levels: Levels, passes: Mapping[int, int], first: int) -> dict[int, int]:
-    """Pass `first` + 2 in pass `first`, with the columns it reads; all else moves up by a pair."""
-    second = [n for n, at in passes.items() if at == first + 2]
-    wanted = set(levels.space.slice(second))
-    found = {n: at - 2 if at > first + 1 else at for n, at in passes.items()}
-    return found | {n: first for n, at in passes.items() if at == first + 1 and n in wanted}
+def _joined(schedule: PassSchedule, loops: Mapping[int, int], first: int) -> dict[int, int]:
+    """Loop `first` + 2 in loop `first`, with the columns it reads; all else moves up by a pair."""
+    second = [n for n, at in loops.items() if at == first + 2]
+    wanted = set(schedule.domain.slice(second))
+    found = {n: at - 2 if at > first + 1 else at for n, at in loops.items()}
+    return found | {n: first for n, at in loops.items() if at == first + 1 and n in wanted}
 
 
 class _Pair:
-    """Two neighbouring passes over the streamed iter dim, and what stands between them."""
+    """Two neighbouring loops over the blocked iter dim, and what stands between them."""
 
-    def __init__(self, levels: Levels, passes: Mapping[int, int], first: int) -> None:
-        self.levels, self.space, self.roles = levels, levels.space, levels.roles
-        self.second = [n for n in sorted(passes) if passes[n] == first + 2]
-        begun = [n for n in sorted(passes) if passes[n] == first]
-        self.extremes = {n for n in begun if levels.is_carried(n)}
-        needed = set(self.space.slice(self.second))
-        between = [n for n in sorted(passes) if passes[n] == first + 1]
+    def __init__(self, schedule: PassSchedule, loops: Mapping[int, int], first: int) -> None:
+        self.schedule, self.domain, self.roles = schedule, schedule.domain, schedule.roles
+        self.second = [n for n in sorted(loops) if loops[n] == first + 2]
+        begun = [n for n in sorted(loops) if loops[n] == first]
+        self.extremes = {n for n in begun if schedule.is_carried(n)}
+        needed = set(self.domain.slice(self.second))
+        between = [n for n in sorted(loops) if loops[n] == first + 1]
         self.columns = {n for n in between if n in needed}
-        self.known = facts(self.space, range(len(self.space.values)), {})
+        self.known = facts(self.domain, range(len(self.domain.values)), {})
 
     def running(self) -> list[Running]:
-        """What is rescaled when both are one pass. Raises RefusedError when they cannot be."""
+        """What is rescaled when both are one loop. Raises RefusedError when they cannot be."""
         require(bool(self.second) and all(map(self._is_extreme, self.extremes)))
         require(all(map(self._is_column, self.columns)))
         forms: dict[int, _Form] = {}
         for n in self.second:
-            form = self._form(n, self.space[n], forms)
+            form = self._form(n, self.domain[n], forms)
             if form is not None:
                 forms[n] = form
         found: dict[tuple[int, float], list[int]] = {}
         for n in self.second:
-            if n in forms and self.levels.is_carried(n):
+            if n in forms and self.schedule.is_carried(n):
                 found.setdefault((forms[n].column, forms[n].sign), []).append(n)
         return [Running(c, sign, tuple(folds)) for (c, sign), folds in found.items()]
 
     def _is_extreme(self, number: int) -> bool:
-        value = self.space[number]
+        value = self.domain[number]
         plain = value.op == "reduce" and value.attrs["kind"] in EXTREMES
         return plain and value.dtype.is_float
 
     def _is_column(self, number: int) -> bool:
-        value = self.space[number]
+        value = self.domain[number]
         widens = value.op == "convert" and value.dtype is DType.F32
         return inner_of(self.roles, value) is None and (widens or value.op in _STEADY)
 
@@ -132,10 +134,10 @@ class _Pair:
         """How `value` depends on a running column; None when it does not."""
         if not any(i in forms or self._runs(i) for i in value.inputs):
             plain = self._is_summed(value) or self._is_extreme(number)
-            require(not self.levels.is_carried(number) or plain)
+            require(not self.schedule.is_carried(number) or plain)
             return None
         given = [forms.get(i) or self._column_form(i) for i in value.inputs]
-        if self.levels.is_carried(number):
+        if self.schedule.is_carried(number):
             form = _product("multiply", [*given, None][:2])
             require(self._is_summed(value) and form is not None)
             return form
@@ -150,10 +152,10 @@ class _Pair:
 
     def _is_bounded(self, form: _Form) -> bool:
         """Whether an exponential is no larger with the maximum so far than it may be in the end."""
-        to = reference(self.space, form.column, self.extremes)
+        to = reference(self.domain, form.column, self.extremes)
         if to is None or form.x is None or form.low > _NEVER:
             return False
-        return is_bounded(self.space, (form.x, form.scale), to, form.sign)
+        return is_bounded(self.domain, (form.x, form.scale), to, form.sign)
 
     def _runs(self, number: int) -> bool:
         return number in self.columns or number in self.extremes
@@ -269,7 +271,7 @@ def start_of(value: Value) -> float:
 
 def copied(frame: Frame, running: Running, held: Held, scope: Scope) -> Held:
     """The running column as it is."""
-    copy = frame.scratch(frame.space[running.column], scope, DType.F32)
+    copy = frame.scratch(frame.domain[running.column], scope, DType.F32)
     frame.copy(scope, Engine.VECTOR, copy, held)
     return copy
 
@@ -283,7 +285,7 @@ def rescale(
 ) -> None:
     """Multiply what is `carried` (where, columns) as its column `moved` (before, now)."""
     rows, (before, now) = frame.rows(scope), moved
-    factor = frame.scratch(frame.space[running.column], scope, DType.F32)
+    factor = frame.scratch(frame.domain[running.column], scope, DType.F32)
     frame.apply(scope, "tensor_tensor", Engine.VECTOR, factor, (now, before), op="subtract")
     power = {"func": "exponential", "scale": running.sign, "bias": 0.0}
     frame.apply(scope, "activation", Engine.SCALAR, factor, (factor,), **power)

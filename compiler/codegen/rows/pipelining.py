@@ -1,7 +1,7 @@
-"""Software pipelining of sweeps: products, arithmetic and transposes work on different blocks.
+"""Software pipelining of passes: products, arithmetic and transposes work on different blocks.
 
 Engines are in-order queues. Where a block goes from the tensor engine to the others and back, the
-tensor engine would wait for the arithmetic of every block before it begins the next one. So a sweep
+tensor engine would wait for the arithmetic of every block before it begins the next one. So a pass
 has phases: at any time phase 1 works on block i + 2 while phase 2 works on block i + 1, phase 0 on
 block i + 3, and phase 3 takes the sums of block i out of PSUM. Values that go from one phase to a
 later one lie in two places, taken in turn; a loop body therefore covers two blocks. Where several
@@ -38,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where every second block of a sweep keeps its values: `tiles` and `kept` (PSUM) what a later
+    """Where every second block of a pass keeps its values: `tiles` and `kept` (PSUM) what a later
     phase reads, `banks` what a phase needs of PSUM. They belong to the scope `home`.
     """
 
@@ -97,7 +97,7 @@ def pipelined(
     iterations: Sequence[Sequence[Iteration]],
     phases: Sequence[int],
 ) -> Iterator[tuple[Turn, Scope, Iteration]]:
-    """(whose turn, where, iteration with its phase set) in the order of the code of a sweep of row
+    """(whose turn, where, iteration with its phase set) in the order of the code of a pass of row
     tiles at `tiles`, which share a body and take turns in every block.
 
     At time t, phase p of `phases` works on turn t - p; times with all phases in one run become a

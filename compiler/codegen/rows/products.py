@@ -27,14 +27,14 @@ from shardwright.compiler.isa.program import Engine
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What row tiles of a parallel point share; `segments`: runs of iter dims on chip in part."""
+    """What row tiles of a parallel point share; `column_tiles`: runs of blocked iter dims."""
 
     packed: Mapping[int, Packed]
     whole: Mapping[int, Packed]
     sums: Sums
     columns: Columns
     held: Mapping[int, Held]
-    segments: Mapping[int, tuple[Run, ...]]
+    column_tiles: Mapping[int, tuple[Run, ...]]
 
 
 class Products(Frame):
@@ -45,23 +45,24 @@ class Products(Frame):
     """
 
     def __init__(self, plan: RowPlan, scope: Scope, shared: Shared, rows: Range) -> None:
-        super().__init__(scope.builder, plan.space, plan.row, sorted(plan.roles.inner))
+        super().__init__(scope.builder, plan.domain, plan.row, sorted(plan.roles.inner))
         self.plan, self.scope, self.span = plan, scope, rows
         self.packed, self.whole = shared.packed, shared.whole
-        self.sums, self.columns, self.segments = shared.sums, shared.columns, shared.segments
+        self.sums, self.columns = shared.sums, shared.columns
+        self.column_tiles = shared.column_tiles
         self.held = dict(shared.held)
-        self.users = plan.space.users((*plan.roles.rows, *plan.roles.sums))
+        self.users = plan.domain.users((*plan.roles.rows, *plan.roles.sums))
         self.transposed: dict[int, Held] = {}
         self.decided = Decided()  # of the block at hand
-        self.iteration: Iteration | None = None  # of the block at hand, in a pipelined sweep
+        self.iteration: Iteration | None = None  # of the block at hand, in a pipelined pass
 
     def unit(self, iter_dim: int) -> int:
         """Points of an iter dim in one transposed chunk."""
-        return min(self.space.sizes[iter_dim], self.builder.limits.transpose_max)
+        return min(self.domain.sizes[iter_dim], self.builder.limits.transpose_max)
 
     def runs(self, iter_dim: int) -> tuple[Run, ...]:
         """Runs of blocks of an iter dim, counted from the first point that is on chip."""
-        found = self.segments.get(iter_dim)
+        found = self.column_tiles.get(iter_dim)
         return self.columns.runs(iter_dim, self.span) if found is None else found
 
     def position(self, iter_dim: int | None, scope: Scope) -> Affine:
@@ -105,7 +106,7 @@ class Products(Frame):
         return replace(self.psum("kept" if kept else "product", number, scope), strides=strides)
 
     def psum(self, name: str, number: int, scope: Scope) -> Held:
-        """A PSUM bank for value `number`; blocks of a pipelined sweep use the same ones in turn."""
+        """A PSUM bank for value `number`; blocks of a pipelined pass use the same ones in turn."""
         if self.iteration is None:
             return scope.psum(name)
         places = self.iteration.places
@@ -125,7 +126,7 @@ class Products(Frame):
 
     def _chunks(self, number: int, packed: Packed) -> list[tuple[int, int]]:
         """(first chunk, how many) of the summed iter dim that are computed, a short last alone."""
-        (over,) = self.space[number].over
+        (over,) = self.domain[number].over
         found: list[tuple[int, int]] = []
         for run in self.runs(over):
             end = run.piece.start + run.piece.extent * run.piece.trip
@@ -150,11 +151,11 @@ class Products(Frame):
         self.copy(scope, self._copier(Copy(number)), held, bank)
 
     def _carry(self, number: int, bank: Held, scope: Scope) -> None:
-        """Add what a segment contributes to a product."""
+        """Add what a column tile contributes to a product."""
         rows, width = self.rows(scope), scope.extent(self.plan.inner(number))
         out = scope.flat(self.held[number], rows, width)
         given = scope.on_chip(bank, rows, ((1, width), (1, 1)))
-        scope.add_up(out, given, scope.zero_when(self.space[number].over))
+        scope.add_up(out, given, scope.zero_when(self.domain[number].over))
 
     def _copier(self, copy: Copy) -> Engine:
         return Engine.VECTOR if copy in self.plan.engines.vector_copies else Engine.SCALAR
@@ -171,8 +172,8 @@ class Products(Frame):
 
     def _reads_psum(self, number: int) -> bool:
         """Whether the engine of a reader reaches PSUM: Vector and Scalar do, for floats."""
-        value = self.space[number]
-        mixed = [self.space[i].dtype for i in value.inputs[value.op == "select" :]]
+        value = self.domain[number]
+        mixed = [self.domain[i].dtype for i in value.inputs[value.op == "select" :]]
         floats = all(t.is_float for t in (value.dtype, *mixed))
         return value.op in READ_PSUM and floats and number not in self.plan.roles.sums
 

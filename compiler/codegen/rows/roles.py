@@ -1,4 +1,4 @@
-"""What every value of a row kernel is for: rows, packed operands, sums over rows, what follows.
+"""What every value of a reduction fusion is for: rows, packed operands, sums, what follows.
 
 One iter dim, `row`, lies on the partitions. Iter dims that contractions and reductions run over or
 produce are `inner`: they lie along the free dims. All others are `parallel`: loops of single
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardwright.compiler.codegen.domain import Numbers, Space, Value
+from shardwright.compiler.codegen.domain import Domain, Numbers, Value
 from shardwright.compiler.codegen.rows.algebra import columns_first
 from shardwright.compiler.diagnostics import CompileError
 
@@ -39,18 +39,18 @@ class RefusedError(Exception):
     """What was tried does not work, and why."""
 
 
-def rows_by_work(space: Space, roots: Iterable[int]) -> list[tuple[Space, Numbers, Roles]]:
-    """(space whose sums add up columns first, `roots` in it, roles) for every row iter dim that
+def rows_by_work(domain: Domain, roots: Iterable[int]) -> list[tuple[Domain, Numbers, Roles]]:
+    """(domain whose sums add up columns first, `roots` in it, roles) for every row iter dim that
     works, the one first that leaves least work outside plain row arithmetic.
 
     Raises CompileError SW_CODEGEN_ROWS when no iter dim can be the row iter dim.
     """
     roots = tuple(roots)
-    found: list[tuple[Space, Numbers, Roles]] = []
+    found: list[tuple[Domain, Numbers, Roles]] = []
     why: list[str] = []
-    for iter_dim in sorted(space.sizes, key=lambda a: (-space.sizes[a], a)):
-        inner = _inner_iter_dims(space, space.slice(roots), iter_dim)
-        stepped, last = columns_first(space, roots, iter_dim, inner)
+    for iter_dim in sorted(domain.sizes, key=lambda a: (-domain.sizes[a], a)):
+        inner = _inner_iter_dims(domain, domain.slice(roots), iter_dim)
+        stepped, last = columns_first(domain, roots, iter_dim, inner)
         try:
             found.append((stepped, last, roles_for(stepped, last, iter_dim)))
         except RefusedError as refused:
@@ -58,40 +58,40 @@ def rows_by_work(space: Space, roots: Iterable[int]) -> list[tuple[Space, Number
     if not found:
         raise CompileError(
             "SW_CODEGEN_ROWS",
-            f"kernel {space.name} requires an iteration dim that can be tiled over all its"
+            f"kernel {domain.name} requires an iteration dim that can be tiled over all its"
             f" contractions, got none ({'; '.join(why)})",
             hint="lower the contractions to kernels of their own",
         )
     return sorted(found, key=lambda made: _extra_work(made[0], made[2]))
 
 
-def _extra_work(space: Space, roles: Roles) -> tuple[int, int, int]:
+def _extra_work(domain: Domain, roles: Roles) -> tuple[int, int, int]:
     """Row iter dims shorter than the partitions last; then fewest sums and vectors read by rows."""
-    short = int(space.sizes[roles.row] < 64)
-    return short, len(roles.sums) + len(roles.shared) + len(roles.packed), -space.sizes[roles.row]
+    short = int(domain.sizes[roles.row] < 64)
+    return short, len(roles.sums) + len(roles.shared) + len(roles.packed), -domain.sizes[roles.row]
 
 
-def roles_for(space: Space, roots: Iterable[int], row: int) -> Roles:
+def roles_for(domain: Domain, roots: Iterable[int], row: int) -> Roles:
     """The roles of everything `roots` need when `row` is the row iter dim. Raises RefusedError."""
-    return _Analysis(space, tuple(space.slice(roots)), row).roles()
+    return _Analysis(domain, tuple(domain.slice(roots)), row).roles()
 
 
 class _Analysis:
     """One kernel, one row iter dim."""
 
-    def __init__(self, space: Space, values: Numbers, row: int) -> None:
-        self.space, self.values, self.row = space, values, row
+    def __init__(self, domain: Domain, values: Numbers, row: int) -> None:
+        self.domain, self.values, self.row = domain, values, row
         self.late: set[int] = set()
         self.packed: dict[int, tuple[int, int]] = {}
         self.sums: list[int] = []
-        self.inner = _inner_iter_dims(space, values, row)
+        self.inner = _inner_iter_dims(domain, values, row)
 
     def roles(self) -> Roles:
         for n in self.values:
-            self._visit(n, self.space[n])
+            self._visit(n, self.domain[n])
         rows = [n for n in self.values if self._is_row(n) and n not in self.late]
         require(bool(rows) and bool(self.packed), "no contraction keeps it")
-        spanned = {a for n in rows for a in self.space[n].iter_dims} - {self.row}
+        spanned = {a for n in rows for a in self.domain[n].iter_dims} - {self.row}
         parallel = spanned - self.inner
         roles = Roles(
             row=self.row,
@@ -107,7 +107,7 @@ class _Analysis:
         return roles
 
     def _is_row(self, number: int) -> bool:
-        return self.row in self.space[number].iter_dims
+        return self.row in self.domain[number].iter_dims
 
     def _visit(self, n: int, value: Value) -> None:
         late = [i for i in value.inputs if i in self.late]
@@ -140,14 +140,14 @@ class _Analysis:
         a, b = value.inputs
         require(self._is_row(a) != self._is_row(b), "both operands of a contraction span it")
         tall, other = (a, b) if self._is_row(a) else (b, a)
-        made = {self.space[m].op for m in self.space.slice([other])}
+        made = {self.domain[m].op for m in self.domain.slice([other])}
         require(not made & {"contract", "reduce"}, "a packed tile is not arithmetic on loads")
-        spans = [self.space[m].iter_dims for m in (tall, other)]
+        spans = [self.domain[m].iter_dims for m in (tall, other)]
         require(
             len(value.over) == 1 and value.over <= spans[0] & spans[1],
             "several summed iteration dims",
         )
-        types = {self.space[m].dtype for m in (tall, other)}
+        types = {self.domain[m].dtype for m in (tall, other)}
         require(all(t.is_float for t in types), "a contraction of integers")
         self.packed[n] = (tall, other)
 
@@ -157,38 +157,38 @@ class _Analysis:
         read = {
             i
             for n in rows
-            for i in self.space[n].inputs
+            for i in self.domain[n].inputs
             if not self._is_row(i) and not (n in self.packed and i in packed)
         }
-        return tuple(self.space.slice(read))
+        return tuple(self.domain.slice(read))
 
     def _check(self, roles: Roles) -> None:
         for n in (*roles.rows, *roles.shared):
-            value = self.space[n]
+            value = self.domain[n]
             require(len(value.iter_dims & roles.inner) <= 1, "a row with two inner iteration dims")
             require(not value.over & roles.parallel, "a fold over a parallel iteration dim")
         for n in roles.sums:
-            value = self.space[n]
+            value = self.domain[n]
             require(value.over - {self.row} <= roles.parallel, "a sum over rows and columns")
         for n in roles.late:
-            born = self.space[n].iter_dims - roles.inner - roles.parallel - {self.row}
+            born = self.domain[n].iter_dims - roles.inner - roles.parallel - {self.row}
             require(not born, "a born iteration dim")
 
 
-def _inner_iter_dims(space: Space, values: Iterable[int], row: int) -> frozenset[int]:
+def _inner_iter_dims(domain: Domain, values: Iterable[int], row: int) -> frozenset[int]:
     """Iter dims along the free dims: what contractions run over and packed tiles bring, and what
     reductions of rows run over unless it meets such a one in a value: then it has to be looped.
     """
     inner: set[int] = set()
-    for value in (space[n] for n in values):
+    for value in (domain[n] for n in values):
         if value.op != "contract":
             continue
-        a, b = (space[i].iter_dims for i in value.inputs)
+        a, b = (domain[i].iter_dims for i in value.inputs)
         if row in value.over:
             inner |= (a ^ b) - value.over
         elif row in value.iter_dims:
             inner |= value.over | (b - a if row in a else a - b)
-    rows = [space[n] for n in values if row in space[n].iter_dims]
+    rows = [domain[n] for n in values if row in domain[n].iter_dims]
     beside = {a for value in rows if value.iter_dims & inner for a in value.iter_dims - inner}
     folded = {a for value in rows if value.op == "reduce" for a in value.over}
     return frozenset(inner | folded - beside)

@@ -1,4 +1,4 @@
-"""SBUF that a plan of a row kernel takes, before any code is made.
+"""SBUF that a plan of a reduction fusion takes, before any code is made.
 
 An estimate, tile by tile: what belongs to all rows once, what belongs to a group of row tiles twice
 when the next group fills its own meanwhile. The allocator has the last word.
@@ -15,7 +15,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import Limits
 
 if TYPE_CHECKING:
-    from shardwright.compiler.codegen.rows.levels import Stage
+    from shardwright.compiler.codegen.rows.passes import Pass
     from shardwright.compiler.codegen.rows.plan import RowPlan
 
 STAGING_BYTES = 4096
@@ -44,9 +44,9 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
     size = Size()
     _of_rows(size, plan, limits)
     _of_packed(size, plan, limits)
-    values, slots = plan.space.values, 1 if plan.single_buffered else 2
+    values, slots = plan.domain.values, 1 if plan.single_buffered else 2
     for n in plan.vectors:
-        places = 2 if plan.streams(n) else 1
+        places = 2 if plan.is_blocked(n) else 1
         size.add(f"vector {values[n].op}{n}", places * _width(plan, n) * values[n].dtype.bytes)
     for n in plan.roles.sums:
         spanned = values[n].iter_dims & {*plan.roles.inner, plan.row}
@@ -55,13 +55,13 @@ def size_of(plan: RowPlan, limits: Limits) -> Size:
         flat = values[n].op == "reduce" and plan.row not in spanned
         held = elements if flat else -(-elements // limits.partitions)
         size.add(f"sum {n}", slots * DType.F32.bytes * held)
-    size.add("blocks", max((_block_bytes(plan, s, limits) for s in plan.stages), default=0))
+    size.add("blocks", max((_block_bytes(plan, s, limits) for s in plan.passes), default=0))
     return size
 
 
 def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
     """A group's tiles, and those the next group fills meanwhile."""
-    values = plan.space.values
+    values = plan.domain.values
     for n in plan.row_buffers:
         held = _width(plan, n) * values[n].dtype.bytes
         size.add(f"row buffer {values[n].op}{n}", held * _tiles(plan, n))
@@ -73,14 +73,14 @@ def _of_rows(size: Size, plan: RowPlan, limits: Limits) -> None:
 
 def _tiles(plan: RowPlan, number: int) -> int:
     """Row tiles that hold a row buffer at a time."""
-    if plan.streamed and not plan.streams(number):
-        return plan.streamed.tiles
+    if plan.blocked and not plan.is_blocked(number):
+        return plan.blocked.tiles
     return plan.in_flight if plan.no_overlap else 2 * plan.in_flight
 
 
 def _of_packed(size: Size, plan: RowPlan, limits: Limits) -> None:
     """Operands held for all rows: twice for the next one, once for rows not transposed yet."""
-    space, values, counted = plan.space, plan.space.values, set[object]()
+    domain, values, counted = plan.domain, plan.domain.values, set[object]()
     if plan.single_buffered:
         size.add("rows to pack", 2 * STAGING_BYTES)
     for n, (tall, other) in plan.roles.packed.items():
@@ -89,10 +89,10 @@ def _of_packed(size: Size, plan: RowPlan, limits: Limits) -> None:
         held = -(-elements // limits.partitions) * item
         if (other, depth, item) not in counted:
             counted.add((other, depth, item))
-            places = 2 if plan.streams(other) else 1
+            places = 2 if plan.is_blocked(other) else 1
             size.add(f"packed {other}", places * held if plan.single_buffered else 3 * held)
         if tall in plan.whole:
-            size.add(f"rows {tall}", 3 * space.sizes[plan.row] * item)
+            size.add(f"rows {tall}", 3 * domain.sizes[plan.row] * item)
 
 
 def _width(plan: RowPlan, number: int) -> int:
@@ -100,13 +100,13 @@ def _width(plan: RowPlan, number: int) -> int:
     return 1 if inner is None else plan.points(inner)
 
 
-def _block_bytes(plan: RowPlan, stage: Stage, limits: Limits) -> int:
+def _block_bytes(plan: RowPlan, pass_: Pass, limits: Limits) -> int:
     """Largest number of bytes of a block's values alive at a time, twice for those that rotate."""
-    values = plan.space.values
-    last = {i: n for n in stage.values for i in values[n].inputs}
-    tiled = {n for n in stage.values if values[n].op not in CODELESS}
+    values = plan.domain.values
+    last = {i: n for n in pass_.values for i in values[n].inputs}
+    tiled = {n for n in pass_.values if values[n].op not in CODELESS}
     alive = peak = 0
-    for n in stage.values:
+    for n in pass_.values:
         if values[n].op in CODELESS:
             continue
         alive += 2 * limits.moving_max * values[n].dtype.bytes

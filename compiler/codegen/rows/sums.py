@@ -4,7 +4,7 @@ A sum is a product of two row tiles on the tensor engine that contracts the part
 multiplies by ones). Row tiles that take turns in a block add up theirs in PSUM; from there they go
 to fp32 in SBUF, where blocks of other row tiles are added. A sum over parallel points only keeps
 its rows on the partitions and needs no product. When all rows are done, values that follow run with
-an iter dim of the sum on the partitions. Of a streamed iter dim, a sum has the segment it began at.
+an iter dim of the sum on the partitions. Of a blocked iter dim, a sum has the tile it began at.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, cut, divided, pieces
 from shardwright.compiler.codegen.domain import CODELESS, Value
+from shardwright.compiler.codegen.normalise import split
 from shardwright.compiler.codegen.rows.plan import RowPlan
 from shardwright.compiler.codegen.rows.roles import inner_of
-from shardwright.compiler.codegen.space import split
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import STORES, Affine
@@ -49,13 +49,13 @@ class Sums:
     """Accumulators of one kernel."""
 
     def __init__(self, builder: Builder, plan: RowPlan) -> None:
-        self.builder, self.plan, self.space = builder, plan, plan.space
+        self.builder, self.plan, self.domain = builder, plan, plan.domain
         self.layouts = {n: self._layout(n) for n in plan.roles.sums}
         self.held: dict[int, Held] = {}
         self.home: dict[int, Scope] = {}  # where a sum began, with the boxes it spans
 
     def _layout(self, number: int) -> Layout:
-        value, row = self.space[number], self.plan.row
+        value, row = self.domain[number], self.plan.row
         if value.op == "reduce":
             wide = inner_of(self.plan.roles, value)
             tall = row if row in value.iter_dims else None
@@ -67,17 +67,17 @@ class Sums:
         return Layout(iter_dims[0], iter_dims[1], a, b, self.plan.operand_type(number))
 
     def _own(self, operand: int, value: Value) -> int | None:
-        iter_dims = self.space[operand].iter_dims & value.iter_dims & self.plan.roles.inner
+        iter_dims = self.domain[operand].iter_dims & value.iter_dims & self.plan.roles.inner
         return next(iter(iter_dims), None)
 
     def _is_innermost(self, number: int, iter_dim: int | None) -> bool:
         """Whether the first store that follows walks `iter_dim` one element at a time."""
-        users = self.space.users()
+        users = self.domain.users()
         work, seen = deque([number]), {number}
         while work:
             n = work.popleft()
-            access = self.space[n].map
-            if self.space[n].op == "store" and access:
+            access = self.domain[n].map
+            if self.domain[n].op == "store" and access:
                 return abs(access.stride(iter_dim)) == 1
             following = [u for u in users.get(n, ()) if u not in seen]
             seen.update(following)
@@ -86,7 +86,7 @@ class Sums:
 
     def height(self, number: int) -> int:
         """Partitions of a full chunk."""
-        size = self.space.size(self.layouts[number].tall)
+        size = self.domain.size(self.layouts[number].tall)
         return min(self.builder.limits.stationary_max, size)
 
     def width(self, number: int) -> int:
@@ -155,7 +155,7 @@ class Sums:
     def _whole(self, number: int, iter_dim: int | None) -> Box:
         """All points of an iter dim that a sum spans."""
         if iter_dim == self.plan.row:
-            return Box(Affine(), self.space.sizes[iter_dim])
+            return Box(Affine(), self.domain.sizes[iter_dim])
         return self.home[number].box(iter_dim)
 
     def _collect(
@@ -192,12 +192,12 @@ class Sums:
         """The same of sums that lie alike."""
         axes = [] if wide is None else [wide]
         if tall is None:
-            self._values(group, Frame(self.builder, self.space, None, axes), scope, Affine())
+            self._values(group, Frame(self.builder, self.domain, None, axes), scope, Affine())
             return
         height = self.height(group[0])
-        space, made = split(self.space, tall, height)
-        frame = Frame(self.builder, space, tall, axes)
-        inner = scope.straight({tall: Box(Affine(), space.sizes[tall])})
+        domain, made = split(self.domain, tall, height)
+        frame = Frame(self.builder, domain, tall, axes)
+        inner = scope.straight({tall: Box(Affine(), domain.sizes[tall])})
         if made.major < 0:
             self._values(group, frame, inner, Affine())
             return
@@ -215,16 +215,16 @@ class Sums:
         for n in group:
             total = Held(self.held[n].tile, strides, chunk * self.width(n))
             frame.held[n] = total
-            if frame.space[n].dtype is not DType.F32:
-                rounded = frame.new(n, frame.space[n], scope)
+            if frame.domain[n].dtype is not DType.F32:
+                rounded = frame.new(n, frame.domain[n], scope)
                 frame.copy(scope, Engine.VECTOR, rounded, total)
         for n in self._after(group):
-            if n not in group and frame.space[n].op not in CODELESS:
+            if n not in group and frame.domain[n].op not in CODELESS:
                 frame.emit(n, scope)
 
     def _after(self, group: Sequence[int]) -> list[int]:
         """Stores that follow from the group and no other sum, and what they need beside it."""
         others = set(self.plan.roles.sums) - {*group}
-        roots = [n for n in self.plan.roles.late if self.space[n].op in STORES]
-        mine = [n for n in roots if others.isdisjoint(self.space.slice([n]))]
-        return self.space.slice(mine, given=group)
+        roots = [n for n in self.plan.roles.late if self.domain[n].op in STORES]
+        mine = [n for n in roots if others.isdisjoint(self.domain.slice([n]))]
+        return self.domain.slice(mine, given=group)

@@ -27,7 +27,7 @@ class Filters:
         self.form = form
         self.steps = steps
         self.axes = tuple(axes)
-        self.wide = max(axes, key=lambda a: form.space.sizes[a], default=None)
+        self.wide = max(axes, key=lambda a: form.domain.sizes[a], default=None)
 
     def load(self, scope: Scope) -> Held:
         """The filters for the boxes of `scope` of the columns."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from shardwright.compiler.codegen.domain import AccessMap, CoordBound, IterDims, PerDim, Space
+from shardwright.compiler.codegen.domain import AccessMap, CoordBound, Domain, IterDims, PerDim
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine
@@ -45,7 +45,7 @@ class Form:
     the iter dims of the result that only the other operand has.
     """
 
-    space: Space
+    domain: Domain
     number: int
     windows: int
     other: int
@@ -68,7 +68,7 @@ class Form:
     @property
     def packed_type(self) -> DType:
         """Element type of operands on chip: the tensor engine takes fp32 with fp32 only."""
-        types = [self.space[n].dtype for n in (self.windows, self.other)]
+        types = [self.domain[n].dtype for n in (self.windows, self.other)]
         return DType.F32 if DType.F32 in types else types[0]
 
     @property
@@ -100,25 +100,25 @@ class Form:
             return True
         dims = (*self.depths, self.line, self.inner)
         taps, positions = (
-            self.space.points(a for d in dims for a, _ in getattr(d, role))
+            self.domain.points(a for d in dims for a, _ in getattr(d, role))
             for role in ("summed", "kept")
         )
         return taps <= positions
 
 
-def form_of(space: Space, number: int) -> Form:
+def form_of(domain: Domain, number: int) -> Form:
     """The form of contraction `number`. Raises CompileError when it has another one."""
-    contract = space[number]
+    contract = domain[number]
     left, right = contract.inputs
-    if not (space[left].map and space[left].access.bounds):
+    if not (domain[left].map and domain[left].access.bounds):
         left, right = right, left
-    accesses = [space[n].map for n in (left, right)]
+    accesses = [domain[n].map for n in (left, right)]
     if accesses[0] is None or accesses[1] is None or not accesses[0].bounds or accesses[1].bounds:
-        raise refused(space, "operands in memory, one of them windows")
+        raise refused(domain, "operands in memory, one of them windows")
     access, weights = accesses[0], accesses[1]
     dims = sorted((_dim(b, contract.over) for b in access.bounds), key=lambda d: -d.unit)
     inner = dims.pop()
-    item = space[left].dtype.bytes
+    item = domain[left].dtype.bytes
     if dims:
         line = dims.pop()
     elif inner.unit * item >= _RUN_BYTES:
@@ -127,10 +127,10 @@ def form_of(space: Space, number: int) -> Form:
         line = Dim(0, 1, inner.size * inner.unit, (), ())
     bounded = {a for b in access.bounds for a in b.strides}
     plain = sorted(set(access.strides) - bounded, key=lambda a: (-abs(access.stride(a)), a))
-    other = space[right].iter_dims
+    other = domain[right].iter_dims
     groups = [a for a in plain if a in other and a not in contract.over]
     return Form(
-        space=space,
+        domain=domain,
         number=number,
         windows=left,
         other=right,
@@ -142,7 +142,7 @@ def form_of(space: Space, number: int) -> Form:
         images=tuple(a for a in plain if abs(access.stride(a)) >= inner.unit),
         channels=tuple(a for a in plain if abs(access.stride(a)) < inner.unit),
         groups=tuple(groups),
-        columns=tuple(sorted(contract.iter_dims - space[left].iter_dims)),
+        columns=tuple(sorted(contract.iter_dims - domain[left].iter_dims)),
         over=contract.over,
     )
 
@@ -161,10 +161,10 @@ def points(sizes: PerDim, steps: Steps) -> Iterator[tuple[dict[int, int], int]]:
         yield {a: i for i, (a, _) in zip(at, steps, strict=True)}, moved
 
 
-def refused(space: Space, what: str) -> CompileError:
+def refused(domain: Domain, what: str) -> CompileError:
     """The error for windows this generator has no code for."""
     return CompileError(
         "SW_CODEGEN_WINDOWS",
-        f"kernel {space.name} requires {what}",
+        f"kernel {domain.name} requires {what}",
         hint="lower the windows to a kernel of their own",
     )

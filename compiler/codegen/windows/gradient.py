@@ -33,8 +33,7 @@ from shardwright.compiler.codegen.windows.lines import Extent
 from shardwright.compiler.codegen.windows.runs import Item, Run, runs_of
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine
-from shardwright.compiler.isa.program import AccessPattern, Engine
-from shardwright.compiler.isa.program import Space as Memory
+from shardwright.compiler.isa.program import AccessPattern, Engine, Space
 
 _BANKS = 3  # of PSUM for the sums of a pass, twice: one pass is added up while the next begins
 _FEW_BANKS = 2  # of sums: then two banks per engine are left for lines that move
@@ -72,7 +71,7 @@ class _Sums:
     def emit(self) -> None:
         plan, nest = self.plan, self.nest
         lines = range(0, nest.length, plan.height)
-        positions = range(0, nest.form.space.size(nest.inner[0]), plan.width)
+        positions = range(0, nest.form.domain.size(nest.inner[0]), plan.width)
         starts = list(product(lines, positions))
         for first, _ in starts:  # matrices are the same for all images
             self._matrices(first)
@@ -333,6 +332,6 @@ class _Sums:
             ],
         )
         address = scope.address_of(access.offset, access, axes) + run.address
-        target = AccessPattern(Memory.HBM, access.tensor, address, ((column, run.rows), *hbm))
+        target = AccessPattern(Space.HBM, access.tensor, address, ((column, run.rows), *hbm))
         source = scope.on_chip(held, run.rows, chip, run.item * self.width)
         scope.store(target, replace(source, start=run.start))

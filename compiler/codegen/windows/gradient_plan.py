@@ -12,7 +12,7 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import cut
 from shardwright.compiler.codegen.contract_plan import even_tile
-from shardwright.compiler.codegen.domain import AccessMap, PerDim, Space
+from shardwright.compiler.codegen.domain import AccessMap, Domain, PerDim
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, points, refused
@@ -65,18 +65,18 @@ class GradientPlanner(Planning):
     """The contraction and its parts."""
 
     def __init__(self, form: Form, roots: Sequence[int], room: Room) -> None:
-        self.stores = _stores(form.space, form.number, roots)
+        self.stores = _stores(form.domain, form.number, roots)
         self.line, self.inner = _summed(form.line), _summed(form.inner)
         super().__init__(form, room, self.line[1], form.weights)
         self.parts = list(_parts(form, self.rows, self.most))
         for dim in (form.line, form.inner):
             if len(dim.summed) > 1:
-                raise refused(form.space, "one summed index along a dim")
+                raise refused(form.domain, "one summed index along a dim")
 
     @property
     def length(self) -> int:
         """Lines of the other operand per image."""
-        return self.form.space.size(self.line[0])
+        return self.form.domain.size(self.line[0])
 
     def reach(self) -> tuple[int, int]:
         """First and last + 1 line that line 0 of the other operand meets."""
@@ -92,9 +92,9 @@ class GradientPlanner(Planning):
             room = (self.most - (high - low)) // self.stride + 1
             height = even_tile(self.length, max(1, min(self.most, room)))
         for columns, count in product(
-            self._column_tiles(), range(1, self.form.space.size(self.inner[0]) + 1)
+            self._column_tiles(), range(1, self.form.domain.size(self.inner[0]) + 1)
         ):
-            width = math.ceil(self.form.space.size(self.inner[0]) / count)
+            width = math.ceil(self.form.domain.size(self.inner[0]) / count)
             plan = GradientPlan(images=images, height=height, width=width, columns=columns)
             if self._bytes(plan) <= self.room.budget:
                 return replace(plan, cost=self._cost(plan))
@@ -124,7 +124,7 @@ class GradientPlanner(Planning):
         extent = self.extent(0, plan.width)
         width = plan.columns * self.beside
         lines = extent.elements(self.form.pixel) * (2 + len(self.shifts())) * item
-        groups = self.form.space.points(self.form.groups)
+        groups = self.form.domain.points(self.form.groups)
         other = 2 * plan.width * width * groups * item
         return lines + other + (4 + item) * len(self.parts) * width + 1024
 
@@ -141,8 +141,8 @@ class GradientPlanner(Planning):
         return Extent(rows, (low, high))
 
     def _cost(self, plan: GradientPlan) -> float:
-        images = self.form.space.points(self.form.images) / plan.images
-        tiles = images * math.ceil(self.length / plan.height) * self.form.space.size(self.inner[0])
+        images = self.form.domain.points(self.form.images) / plan.images
+        tiles = images * math.ceil(self.length / plan.height) * self.form.domain.size(self.inner[0])
         cycles = tiles * len(self.parts) * max(MIN_CYCLES, plan.columns * self.beside)
         return self.room.rates.engine_ns(Engine.TENSOR, cycles)
 
@@ -153,7 +153,7 @@ def _summed(dim: Dim) -> tuple[int | None, int]:
 
 
 def _stores(
-    space: Space, number: int, roots: Sequence[int]
+    domain: Domain, number: int, roots: Sequence[int]
 ) -> list[tuple[tuple[DType, ...], AccessMap]]:
     """Per store, the types its value is rounded to on the way, and where it goes.
 
@@ -162,25 +162,25 @@ def _stores(
     found = []
     for root in roots:
         types: list[DType] = []
-        at = space[root].inputs[0]
+        at = domain[root].inputs[0]
         while at != number:
-            value = space[at]
+            value = domain[at]
             if value.op != "convert":
-                raise refused(space, f"conversions alone behind a filter gradient, got {value.op}")
+                raise refused(domain, f"conversions alone behind a filter gradient, got {value.op}")
             types.append(value.dtype)
             (at,) = value.inputs
-        types.append(space[number].dtype)
-        found.append((tuple(reversed(types)), space[root].access))
+        types.append(domain[number].dtype)
+        found.append((tuple(reversed(types)), domain[root].access))
     return found
 
 
 def _parts(form: Form, rows: int, most: int) -> Iterator[Part]:
     """All sums, those of one line shift together."""
-    sizes = form.space.sizes
+    sizes = form.domain.sizes
     kept = [a for a in form.channels if a not in form.groups]
     channel = kept[-1] if kept and form.access.stride(kept[-1]) == 1 else None
     if len(kept) > (channel is not None):
-        raise refused(form.space, "one channel index, innermost")
+        raise refused(form.domain, "one channel index, innermost")
     length = sizes[channel] if channel is not None else 1
     tile = even_tile(length, most)
     room = max(1, most // length) if length == form.pixel else 1

@@ -116,7 +116,7 @@ class Planning:
     """What planners of windows share: a window starts every `step`, columns lie as in `access`."""
 
     def __init__(self, form: Form, room: Room, step: int, access: AccessMap) -> None:
-        self.form, self.room, self.sizes = form, room, form.space.sizes
+        self.form, self.room, self.sizes = form, room, form.domain.sizes
         self.most = room.limits.partitions
         dense = form.line.unit == form.inner.size * form.inner.unit
         self.rows = step if step > 1 and form.line.size % step == 0 and dense else 1
@@ -124,7 +124,7 @@ class Planning:
         self.lines = Lines(form, self.rows)
         self.columns = sorted(form.columns, key=lambda a: -abs(access.stride(a)))
         self.wide = max(self.columns, key=lambda a: self.sizes[a], default=None)
-        self.beside = form.space.points(a for a in self.columns if a != self.wide)
+        self.beside = form.domain.points(a for a in self.columns if a != self.wide)
         self.image = form.images[-1] if form.images else None
 
     def even_images(self, length: int) -> int:

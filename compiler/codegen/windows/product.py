@@ -14,9 +14,9 @@ from itertools import product
 
 from shardwright.compiler.codegen.builder import Box, Builder, Held, Scope, cut, merge_dims, pieces
 from shardwright.compiler.codegen.contract_plan import even_tile, needed_by_epilogue
-from shardwright.compiler.codegen.domain import PerDim, Space
+from shardwright.compiler.codegen.domain import Domain, PerDim
+from shardwright.compiler.codegen.normalise import joined_iter_dims
 from shardwright.compiler.codegen.planning import Candidate, Room
-from shardwright.compiler.codegen.space import joined_iter_dims
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.filters import STEP, Filters
@@ -33,7 +33,7 @@ _UNROLLED = 96  # products side by side: enough to hide the copy out of PSUM (ou
 
 def product_candidates(form: Form, roots: Sequence[int], room: Room) -> list[Candidate]:
     """Tilings of a contraction whose windows have summed channels."""
-    epilogue = needed_by_epilogue(form.space, form.number, roots)
+    epilogue = needed_by_epilogue(form.domain, form.number, roots)
     found = []
     for by_line in (True, False):
         planner = Planner(form, epilogue, roots, room, by_line)
@@ -71,10 +71,10 @@ class _Nest:
         if plan.by_line and self.inner.iter_dim is not None:
             axes.append(self.inner.iter_dim)
         self.axes = sorted(axes, key=lambda a: -abs(planner.out.stride(a)))
-        self.partition, self.space = self._partition()
+        self.partition, self.domain = self._partition()
 
-    def _partition(self) -> tuple[int | None, Space]:
-        """The iter dim on the partitions of results, and the space in which it is one iter dim."""
+    def _partition(self) -> tuple[int | None, Domain]:
+        """The iter dim on the partitions of results, and the domain in which it is one iter dim."""
         form, epilogue = self.form, self.planner.epilogue
         pair = (self.planner.image, self.line.iter_dim)
         many = self.plan.images > 1
@@ -82,12 +82,12 @@ class _Nest:
             pair, many = (self.line.iter_dim, self.inner.iter_dim), self.plan.lines > 1
         outer, inner = pair
         if many and outer is not None and inner is not None:
-            joined = joined_iter_dims(form.space, epilogue, outer, inner)
+            joined = joined_iter_dims(form.domain, epilogue, outer, inner)
             assert joined is not None
             return inner, joined
         if self.plan.by_line and inner is None and many:
-            return outer, form.space
-        return inner, form.space
+            return outer, form.domain
+        return inner, form.domain
 
     def emit(self, builder: Builder) -> None:
         """Everything, into the builder's body."""
@@ -112,7 +112,7 @@ class _Nest:
         lines = range(0, self.line.size, plan.height)
         starts = range(0, self.inner.size, plan.width)
         used: list[list[Held]] = []
-        single = len(lines) * len(starts) * self.form.space.points(a for a, _ in looped) == 1
+        single = len(lines) * len(starts) * self.form.domain.points(a for a, _ in looped) == 1
         for index, _ in points(self.sizes, tuple(looped)):
             for first, start in product(lines, starts):
                 block = _Block(self, scope, index, first, start, 2 if single else 1)
@@ -296,26 +296,26 @@ class _Block:
         """One tile of results and what follows from it."""
         nest = self.nest
         place = scope.straight(self._tile_box(scope))
-        frame = Frame(scope.builder, nest.space, nest.partition, nest.axes)
+        frame = Frame(scope.builder, nest.domain, nest.partition, nest.axes)
         number = self.form.number
-        total = frame.new(number, nest.space[number], place)
+        total = frame.new(number, nest.domain[number], place)
         groups = tuple((a, total.strides[a]) for a in self.form.groups)
         for at, (_, moved) in enumerate(points(nest.sizes, groups)):
             part = replace(total, offset=total.offset + moved)
             steps = [(n, s) for n, s in enumerate(self.planner.steps) if s.slice.group == at]
             for columns in self._column_pieces(place):
                 self._columns(place, steps, sheets, filters, part, (image, line, height), columns)
-        last = {i: n for n in self.planner.epilogue for i in nest.space[n].inputs}
+        last = {i: n for n in self.planner.epilogue for i in nest.domain[n].inputs}
         for n in self.planner.epilogue:
             frame.emit(n, place)
-            for i in {*nest.space[n].inputs}:
+            for i in {*nest.domain[n].inputs}:
                 if last[i] == n and i in frame.held:
                     place.release(frame.held[i])
 
     def _tile_box(self, scope: Scope) -> dict[int, Box]:
         """The box of the iter dim on the partitions, where it stands for two."""
         nest, boxes = self.nest, scope.boxes
-        if nest.space is self.form.space or nest.partition is None:
+        if nest.domain is self.form.domain or nest.partition is None:
             return {}
         outer = nest.line.iter_dim if not self.plan.by_line else self.planner.image
         assert outer is not None

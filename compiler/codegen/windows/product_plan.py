@@ -14,8 +14,8 @@ from functools import cached_property
 
 from shardwright.compiler.codegen.contract_plan import even_tile
 from shardwright.compiler.codegen.domain import BINARY, CODELESS
+from shardwright.compiler.codegen.normalise import contiguous_run, joined_iter_dims
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Room
-from shardwright.compiler.codegen.space import contiguous_run, joined_iter_dims
 from shardwright.compiler.codegen.windows import lines as raw
 from shardwright.compiler.codegen.windows.form import Dim, Form, Steps
 from shardwright.compiler.codegen.windows.lines import Extent, Planning
@@ -58,7 +58,7 @@ def _index(form: Form, dim: Dim) -> Index:
     if not dim.kept:
         return Index(None, 1, 1, ())
     (iter_dim, step), *others = dim.kept
-    return Index(iter_dim, step, form.space.sizes[iter_dim], tuple(others))
+    return Index(iter_dim, step, form.domain.sizes[iter_dim], tuple(others))
 
 
 class Planner(Planning):
@@ -69,7 +69,7 @@ class Planner(Planning):
     ) -> None:
         self.epilogue, self.by_line = epilogue, by_line
         self.line, self.inner = _index(form, form.line), _index(form, form.inner)
-        self.out = max((form.space[n] for n in roots), key=form.space.elements).access
+        self.out = max((form.domain[n] for n in roots), key=form.domain.elements).access
         super().__init__(form, room, self.line.step, self.out)
         self.steps = steps_of(form, self.rows, self.most)
         self.sheets = sheets_of(self.steps)
@@ -78,7 +78,7 @@ class Planner(Planning):
     @cached_property
     def epilogue_is_light(self) -> bool:
         """Whether Vector has little to do behind the products."""
-        return not any(self.form.space[n].op in BINARY for n in self.epilogue)
+        return not any(self.form.domain[n].op in BINARY for n in self.epilogue)
 
     @cached_property
     def reach(self) -> tuple[int, int]:
@@ -89,7 +89,7 @@ class Planner(Planning):
         """Whether two output iter dims are one index for everything behind the contraction."""
         if outer is None or inner is None:
             return False
-        return joined_iter_dims(self.form.space, self.epilogue, outer, inner) is not None
+        return joined_iter_dims(self.form.domain, self.epilogue, outer, inner) is not None
 
     def plan(self) -> ProductPlan | None:
         """The largest tiles that fit; None when there are none of this form."""
@@ -160,9 +160,9 @@ class Planner(Planning):
         sheets = sum(self.entries(s, plan.width) for s in self.distinct.values()) * lines * item
         width = plan.columns * self.beside
         filters = len(self.steps) * width * item
-        groups = self.form.space.points(self.form.groups)
+        groups = self.form.domain.points(self.form.groups)
         positions = plan.width if plan.by_line else 1
-        values = [self.form.space[n] for n in (self.form.number, *self.epilogue)]
+        values = [self.form.domain[n] for n in (self.form.number, *self.epilogue)]
         each = sum(v.dtype.bytes for v in values if v.op not in (*STORES, *CODELESS))
         return waiting + 2 * sheets + filters + 2 * positions * width * groups * each
 
@@ -194,7 +194,7 @@ class Planner(Planning):
     def _cost(self, plan: ProductPlan) -> float:
         """Estimated nanoseconds: the most of tensor engine, DMA and copies, a part of the rest."""
         rates, item = self.room.rates, self.form.packed_type.bytes
-        points = self.form.space.points
+        points = self.form.domain.points
         images = points(self.form.images)
         blocks = math.ceil(images / plan.images) * math.ceil(self.line.size / plan.height)
         blocks *= points(a for d in self.form.depths for a, _ in d.kept)
@@ -229,4 +229,4 @@ class Planner(Planning):
         if plan.by_line and self.inner.iter_dim is not None:
             free.append(self.inner.iter_dim)
             extents[self.inner.iter_dim] = plan.width
-        return contiguous_run(self.form.space, self.out, free, extents)
+        return contiguous_run(self.form.domain, self.out, free, extents)

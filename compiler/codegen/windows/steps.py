@@ -119,7 +119,7 @@ def _tiles(form: Form, most: int) -> tuple[list[tuple[int, int]], int]:
     different tiles: what is loaded for all tiles of a tap is then one run per partition.
     """
     inner = form.channel
-    length = form.space.sizes[inner] if inner is not None else 1
+    length = form.domain.sizes[inner] if inner is not None else 1
     tile = even_tile(length, most)
     count = length // tile
     if count > 1 and length == count * tile and not form.transposes_filters:
@@ -129,7 +129,7 @@ def _tiles(form: Form, most: int) -> tuple[list[tuple[int, int]], int]:
 
 def _channel_blocks(form: Form) -> Iterator[tuple[int, int, int]]:
     """(group number, first channel in memory, address in the other operand)."""
-    sizes, inner = form.space.sizes, form.channel
+    sizes, inner = form.domain.sizes, form.channel
     majors = [a for a in form.channels if a in form.over and a != inner]
     groups = list(product(*(range(sizes[a]) for a in form.groups)))
     for number, at in enumerate(groups):
@@ -141,7 +141,7 @@ def _channel_blocks(form: Form) -> Iterator[tuple[int, int, int]]:
 
 def _taps(form: Form, dims: Sequence[Dim]) -> Iterator[tuple[tuple[int, ...], int]]:
     """(coordinate per dim at the first output, address in the other operand) of every tap."""
-    options = [list(points(form.space.sizes, d.summed)) for d in dims]
+    options = [list(points(form.domain.sizes, d.summed)) for d in dims]
     for taps in product(*options):
         offset = sum(i * form.weights.stride(a) for index, _ in taps for a, i in index.items())
         yield tuple(d.start + moved for d, (_, moved) in zip(dims, taps, strict=True)), offset

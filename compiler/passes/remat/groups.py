@@ -3,7 +3,7 @@ memory.
 
 A reader is far from an earlier one when it depends on it through a contraction whose result is
 small beside the value: the backward pass of attention depends on its output, the next layer on this
-one. Such readers can never be in one strip kernel, so each such group is better off with a copy of
+one. Such readers can never be in one loop fusion, so each such group is better off with a copy of
 its own. A cheap op stands where it is needed first, not where the program has it: what only the
 backward pass wants of the scores belongs there. Dependences are bit sets, one bit per (value,
 reader).

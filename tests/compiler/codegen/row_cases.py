@@ -1,4 +1,4 @@
-"""Hand-made row kernels: attention forward and backward in the user's own arithmetic, norm
+"""Hand-made reduction fusions: attention forward and backward in the user's own arithmetic, norm
 gradients, and what else keeps several contractions in one kernel.
 """
 

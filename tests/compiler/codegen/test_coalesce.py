@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwright.compiler.codegen.coalesce import coalesce
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.rows.algebra import defer_scaling
-from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine, Tensor, View
 from shardwright.compiler.isa.limits import walk
@@ -63,16 +63,16 @@ def test_halves_of_heads(sizes: tuple[int, int, int], dtype: DType) -> None:
 
 def test_views_apart_stay_apart() -> None:
     m = rotary(40, 2, 16, F32, gap=5)
-    space = normalise(m.program())
-    joined, roots = coalesce(space, space.roots, m.tensors)
+    domain = normalise(m.program())
+    joined, roots = coalesce(domain, domain.roots, m.tensors)
     assert sum(v.op == "part" for v in joined.values) == 0
     assert len(roots) == 1  # both halves of the result still lie side by side
 
 
 def test_long_runs_are_left_alone() -> None:
     m = rotary(40, 2, 1024, F32)
-    space = normalise(m.program())
-    assert coalesce(space, space.roots, m.tensors) == (space, space.roots)
+    domain = normalise(m.program())
+    assert coalesce(domain, domain.roots, m.tensors) == (domain, domain.roots)
 
 
 def test_a_value_stored_twice_is_not_part_of_a_join() -> None:
@@ -80,8 +80,8 @@ def test_a_value_stored_twice_is_not_part_of_a_join() -> None:
     m = rotary(64, 2, 16, F32)
     stored = m.nodes[-1].inputs[0]
     m.store(stored, (0, 1, 2))
-    space = normalise(m.program())
-    joined, _ = coalesce(space, space.roots, m.tensors)
+    domain = normalise(m.program())
+    joined, _ = coalesce(domain, domain.roots, m.tensors)
     assert not any(v.op == "join" for v in joined.values)
     check(m)
 
@@ -98,16 +98,16 @@ def test_parts_that_are_reduced() -> None:
 
 
 def test_nests_of_a_kernel_are_rewritten_one_at_a_time() -> None:
-    """The algebra of row kernels looks at its own nest; another contraction of the kernel stays."""
+    """The algebra of reduction fusions looks at its own nest; other contractions stay."""
     m = Maker((64, 32, 16), "two nests")
     x, w, v = m.load((0, 2)), m.load((2, 1)), m.load((2, 1))
     m.store(m.contract(m.node("multiply", x, m.load((0,))), w, over=(2,)), (0, 1))
     m.store(m.contract(m.node("multiply", x, m.load((0,))), v, over=(2,)), (0, 1))
-    space = normalise(m.program())
-    for root in space.roots:
-        rewritten, (moved,) = defer_scaling(space, [root])
+    domain = normalise(m.program())
+    for root in domain.roots:
+        rewritten, (moved,) = defer_scaling(domain, [root])
         assert rewritten.values[moved].op == "store"
-        assert len(rewritten.values) >= len(space.values)
+        assert len(rewritten.values) >= len(domain.values)
 
 
 def statistics(rows: int, d: int, over: int, dtype: DType) -> Maker:

@@ -165,7 +165,7 @@ def test_integer_contraction_is_refused() -> None:
 
 
 def test_reduction_after_a_contraction() -> None:
-    """It is a row kernel: the reduction runs over the columns of a product."""
+    """It is a reduction fusion: the reduction runs over the columns of a product."""
     m = Maker((4, 5, 6), "reduced")
     m.store(m.reduce(m.contract(m.load((0, 2)), m.load((2, 1)), (2,)), (1,)), (0,))
     check(m, 1e-6)

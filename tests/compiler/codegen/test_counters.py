@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from shardwright.compiler.codegen.space import normalise
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.limits import walk
@@ -39,9 +39,9 @@ def test_a_sum_of_counts_is_one_count(loaded: bool) -> None:
     start = m.load((), dtype=U32) if loaded else None
     bits = m.node("random_bits", position(m, SIZES, start), m.const(7, U32), dtype=U32)
     m.store(bits, (0, 1, 2))
-    space = normalise(m.kernel().program)
-    (iter_dim,) = space.sizes
-    assert space.sizes[iter_dim] == prod(SIZES), "every value walks the dims as one index"
+    domain = normalise(m.kernel().program)
+    (iter_dim,) = domain.sizes
+    assert domain.sizes[iter_dim] == prod(SIZES), "every value walks the dims as one index"
     assert sum(i.opcode == "iota" for i in walk(m.kernel().body)) == 1
     check(m)
 

@@ -9,8 +9,8 @@ from kernel_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.planning import Rates, Room
-from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.driver import compile_unit
 from shardwright.compiler.isa.limits import limits_for, walk
@@ -44,10 +44,10 @@ def from_psum(kernel: Kernel) -> list[Instr]:
 
 def plans(m: Maker) -> list[ContractPlan]:
     """The cheapest plan of every orientation and form."""
-    space = normalise(m.program())
-    (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
+    domain = normalise(m.program())
+    (number,) = (n for n, v in enumerate(domain.values) if v.op == "contract")
     room = Room(LIMITS, Rates(load_target(TARGET).core), m.tensors, LIMITS.sbuf_bytes // 2)
-    found = plan_contraction(space, number, tuple(space.roots), room)
+    found = plan_contraction(domain, number, tuple(domain.roots), room)
     ranked = sorted(found, key=lambda p: -p.cost)
     return list({(p.stationary.number, p.staged, p.held, p.sums > 1): p for p in ranked}.values())
 

@@ -24,7 +24,7 @@ from shardwright.compiler.schedule.engine_order import order_engines
 from tests.compiler.codegen.kernel_harness import F32, Maker, arrays, check
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
-from tests.compiler.codegen.test_strips import rms_norm_backward, softmax
+from tests.compiler.codegen.test_loop_fusion import rms_norm_backward, softmax
 from tests.support import l0
 from tests.support.kernel_checks import overlaps
 

@@ -19,7 +19,7 @@ from tests.compiler.codegen.kernel_harness import BF16, F32, TARGET, check, coun
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul
 from tests.compiler.codegen.test_indexed import scatter
-from tests.compiler.codegen.test_strips import rms_norm, rms_norm_backward, softmax
+from tests.compiler.codegen.test_loop_fusion import rms_norm, rms_norm_backward, softmax
 from tests.support.kernel_checks import kernel_time
 
 CASES = {

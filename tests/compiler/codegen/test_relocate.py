@@ -21,7 +21,7 @@ from tests.compiler.codegen.test_indexed import scatter
 from tests.compiler.codegen.test_search import softmax
 
 CASES: dict[str, Callable[[], Maker]] = {
-    "strips": softmax,
+    "loops": softmax,
     "a sum over chunks": lambda: matmul(300, 5000, 200),
     "rows": lambda: backward((2, 256, 256, 64, 64), F32, "causal"),
     "indices": lambda: scatter(200, 64, 32),

@@ -14,9 +14,9 @@ from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
 from shardwright.compiler.codegen.domain import AccessMap
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.planning import Rates, Room
 from shardwright.compiler.codegen.row_blocks import RowBlock, row_block, spread
-from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine
@@ -92,11 +92,11 @@ def test_every_plan_with_blocks_keeps_the_values(
     m = maker(*size)
     want = arrays(m.tensors, 0)
     l1.run_kernel(m.program(), want, {})
-    space = normalise(m.program())
-    (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
+    domain = normalise(m.program())
+    (number,) = (n for n, v in enumerate(domain.values) if v.op == "contract")
     room = Room(limits_for(TARGET), RATES, m.tensors, limits_for(TARGET).sbuf_bytes // 2)
     chosen = {}
-    for plan in sorted(plan_contraction(space, number, tuple(space.roots), room), key=cost):
+    for plan in sorted(plan_contraction(domain, number, tuple(domain.roots), room), key=cost):
         side = plan.stationary.number, plan.resident, plan.held, plan.staged, bool(plan.group)
         chosen.setdefault((*side, plan.block > 1, plan.chunk > 1), plan)
     ran = 0

@@ -1,4 +1,4 @@
-"""Row kernels: contractions with reductions between them; generated code in L0 equals L1."""
+"""Reduction fusions: contractions with reductions between them; generated code in L0 equals L1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.kernel_checks import kernel_time, overlaps
 
 BOUND = {F32: 1e-6, BF16: 1e-2}
 SIZES = [(2, 128, 128, 64, 64), (1, 131, 131, 16, 16), (2, 300, 700, 130, 40), (2, 67, 520, 32, 64)]
-EVEN = (1, 1024, 1024, 64, 32)  # bands, skipped columns, folded packed tiles
+EVEN = (1, 1024, 1024, 64, 32)  # panels, skipped columns, folded packed tiles
 COMPUTE = ("tensor", "vector", "scalar")
 DTYPES = (F32, BF16)
 
@@ -33,7 +33,7 @@ def test_forward(dtype, mask: str) -> None:
 
 @pytest.mark.parametrize("mask", ["", "causal", "window"])
 def test_even_sizes(mask: str) -> None:
-    """Bands of rows with columns of their own, packed tiles with several to a partition."""
+    """Row panels with columns of their own, packed tiles with several to a partition."""
     for dtype in DTYPES:
         check(forward(EVEN, dtype, mask), BOUND[dtype])
         check(backward(EVEN, dtype, "causal"), BOUND[dtype])
@@ -45,7 +45,7 @@ def busy(m: Maker) -> int:
 
 
 def test_masked_columns_are_left_out() -> None:
-    """Half of the square is masked; bands keep what is above their last row."""
+    """Half of the square is masked; panels keep what is above their last row."""
     assert busy(forward(EVEN, F32, "causal")) < 0.75 * busy(forward(EVEN, F32))
     assert busy(forward(EVEN, F32, "window")) < 0.5 * busy(forward(EVEN, F32))
 
@@ -269,7 +269,7 @@ def test_no_row_iter_dim_is_refused() -> None:
 
 
 def test_capacity_error_names_the_tile() -> None:
-    """Sums over rows lie on chip as a whole, whatever is streamed."""
+    """Sums over rows lie on chip as a whole, whatever is blocked."""
     with pytest.raises(CapacityError) as error:
         backward((1, 65536, 65536, 128, 128)).kernel()
     text = str(error.value)

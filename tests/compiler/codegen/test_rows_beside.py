@@ -9,8 +9,8 @@ from test_row_blocks import RATES, cost, projection, runs_of, scores
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.planning import Room
-from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.limits import limits_for
@@ -27,10 +27,10 @@ def by_head(heads: int, rows: int, keys: int, width: int, dtype: DType = BF16) -
 
 def plans(m: Maker) -> list[ContractPlan]:
     """Those with several rows on a partition, the cheapest first."""
-    space = normalise(m.program())
-    (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
+    domain = normalise(m.program())
+    (number,) = (n for n, v in enumerate(domain.values) if v.op == "contract")
     room = Room(limits_for(TARGET), RATES, m.tensors, limits_for(TARGET).sbuf_bytes // 2)
-    found = plan_contraction(space, number, tuple(space.roots), room)
+    found = plan_contraction(domain, number, tuple(domain.roots), room)
     return sorted((plan for plan in found if plan.beside), key=cost)
 
 

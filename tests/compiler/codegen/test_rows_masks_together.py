@@ -17,8 +17,8 @@ from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.machine.target import load_target
 from tests.compiler.codegen.kernel_harness import F32, I32, PRED, TARGET, Maker, check
 from tests.compiler.codegen.row_cases import D, E, S, T
+from tests.compiler.codegen.test_rows_blocked import blocked_limits
 from tests.compiler.codegen.test_rows_masks import busy
-from tests.compiler.codegen.test_rows_streamed import streamed_limits
 from tests.support.kernel_checks import kernel_time
 
 ROWS, COLUMNS = 400, 520
@@ -165,9 +165,9 @@ def test_blocks_without_a_mask_cost_the_same_in_any_spelling(
 
 
 @pytest.mark.parametrize("masks", [[CAUSAL], [CAUSAL, LATER], [Mask("most", 2000), PAST]])
-def test_streamed_rows(masks: list[Mask]) -> None:
+def test_blocked_rows(masks: list[Mask]) -> None:
     m = attention(masks, -1e9, nested, together, (ROWS, 4500))
-    check(m, 1e-5, target=streamed_limits(m))
+    check(m, 1e-5, target=blocked_limits(m))
 
 
 @pytest.mark.parametrize("low", FILLS[:2])

@@ -1,4 +1,4 @@
-"""Running maxima: one pass over a streamed row where what it adds up can be rescaled, in any
+"""Running maxima: one pass over a blocked row where what it adds up can be rescaled, in any
 spelling, and two where it cannot; generated code in L0 equals L1.
 """
 
@@ -13,7 +13,7 @@ from shardwright.compiler.isa.kernel import Affine
 from shardwright.compiler.isa.program import Kernel
 from tests.compiler.codegen.kernel_harness import BF16, F32, I32, PRED, Maker, check
 from tests.compiler.codegen.row_cases import causal, forward
-from tests.compiler.codegen.test_rows_streamed import BOUND, LONG, plan_of, streamed_limits
+from tests.compiler.codegen.test_rows_blocked import BOUND, LONG, blocked_limits, plan_of
 from tests.support.cells import long_in_matrix
 
 T, S, D, E = range(4)
@@ -21,16 +21,16 @@ SIZES = (300, 4500, 48, 40)
 NEVER = float("-inf")
 
 
-def passes(m: Maker) -> tuple[bool, int]:
-    """Whether a pass is online, and how many go over the streamed iter dim."""
-    plan = plan_of(m, streamed_limits(m))
-    return plan.online, sum(one.streamed for one in plan.passes)
+def loops(m: Maker) -> tuple[bool, int]:
+    """Whether a pass is online, and how many go over the blocked iter dim."""
+    plan = plan_of(m, blocked_limits(m))
+    return plan.online, sum(one.blocked for one in plan.loops)
 
 
 def check_online(m: Maker, dtype=F32, inputs: dict[int, np.ndarray] | None = None) -> Kernel:
     """The values of a kernel that goes over its columns once."""
-    assert passes(m) == (True, 1)
-    return check(m, BOUND[dtype], inputs, target=streamed_limits(m))
+    assert loops(m) == (True, 1)
+    return check(m, BOUND[dtype], inputs, target=blocked_limits(m))
 
 
 @pytest.mark.parametrize("mask", ["", "causal", "padding", "window"])
@@ -132,8 +132,8 @@ def doubled(m: Maker, x: int, top: int) -> int:
 )
 def test_what_cannot_be_rescaled_takes_two_passes(weigh) -> None:
     m = weighted(weigh)
-    assert passes(m) == (False, 2)
-    check(m, BOUND[F32], target=streamed_limits(m))
+    assert loops(m) == (False, 2)
+    check(m, BOUND[F32], target=blocked_limits(m))
 
 
 def low_at_first(m: Maker, x: int, top: int) -> int:
@@ -165,8 +165,8 @@ def mild(m: Maker, x: int, top: int) -> int:
 )
 def test_references_that_may_leave_their_maximum_take_two_passes(weigh) -> None:
     m = weighted(weigh)
-    assert passes(m) == (False, 2)
-    check(m, BOUND[F32], target=streamed_limits(m))
+    assert loops(m) == (False, 2)
+    check(m, BOUND[F32], target=blocked_limits(m))
 
 
 def against(of: Callable[[Maker, int], int], weights: Callable[[Maker, int, int], int]) -> Maker:
@@ -192,16 +192,16 @@ def test_maximum_of_fewer_elements_takes_two_passes() -> None:
         return m.node("multiply", power(m, x, top), m.node("convert", keep[0], dtype=F32))
 
     m = against(kept, weigh)
-    assert passes(m) == (False, 2)
-    check(m, BOUND[F32], {3: np.arange(3000) >= 2500}, target=streamed_limits(m))
+    assert loops(m) == (False, 2)
+    check(m, BOUND[F32], {3: np.arange(3000) >= 2500}, target=blocked_limits(m))
 
 
 def test_maximum_of_another_value_takes_two_passes() -> None:
     """A bias that only the maximum has, far below 0 in early columns."""
     m = against(lambda m, x: m.node("add", x, m.load((S,))), power)
-    assert passes(m) == (False, 2)
+    assert loops(m) == (False, 2)
     bias = np.where(np.arange(3000) < 2500, -200, 0).astype(np.float32)
-    check(m, BOUND[F32], {3: bias}, target=streamed_limits(m))
+    check(m, BOUND[F32], {3: bias}, target=blocked_limits(m))
 
 
 def test_elements_masked_behind_the_maximum_go_once() -> None:
@@ -219,8 +219,8 @@ def test_weights_that_are_stored_take_another_pass() -> None:
     x = m.contract(m.load((T, D)), m.load((S, D)), (D,))
     p = power(m, x, m.reduce(x, (S,), "max"))
     m.store(m.node("divide", p, m.reduce(p, (S,))), (T, S))
-    assert passes(m) == (True, 2)
-    check(m, BOUND[F32], target=streamed_limits(m))
+    assert loops(m) == (True, 2)
+    check(m, BOUND[F32], target=blocked_limits(m))
 
 
 def test_loss_over_a_large_vocabulary() -> None:
@@ -233,8 +233,8 @@ def test_loss_over_a_large_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("low", [NEVER, -3.4028234663852886e38, -1e30])
-def test_segments_without_a_key(low: float) -> None:
-    """Rows whose first segments are masked as a whole, with any number that stands for never."""
+def test_column_tiles_without_a_key(low: float) -> None:
+    """Rows whose first column tiles are masked whole, with any number that stands for never."""
 
     def behind(m: Maker, x: int) -> int:
         """Columns of the last third only."""
@@ -268,4 +268,4 @@ def lifted(m: Maker, x: int, top: int) -> int:
 
 def test_masks_that_are_lifted_do_not_follow_the_maximum() -> None:
     m = weighted(lifted)
-    check(m, BOUND[F32], target=streamed_limits(m))
+    check(m, BOUND[F32], target=blocked_limits(m))

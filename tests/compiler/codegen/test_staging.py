@@ -9,8 +9,8 @@ from kernel_harness import BF16, F32, TARGET, Maker, arrays, check, distance
 from shardwright.compiler.codegen import contraction
 from shardwright.compiler.codegen.contract_plan import ContractPlan
 from shardwright.compiler.codegen.contract_tiling import plan_contraction
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.planning import Rates, Room
-from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for, walk
 from shardwright.compiler.isa.program import Engine, Space
@@ -84,11 +84,11 @@ def test_groups_of_any_size_keep_the_values(
 
 
 def plans(m: Maker) -> list[ContractPlan]:
-    space = normalise(m.program())
-    (number,) = (n for n, v in enumerate(space.values) if v.op == "contract")
+    domain = normalise(m.program())
+    (number,) = (n for n, v in enumerate(domain.values) if v.op == "contract")
     machine = load_target(TARGET)
     room = Room(LIMITS, Rates(machine.core), m.tensors, LIMITS.sbuf_bytes // 2)
-    return plan_contraction(space, number, tuple(space.roots), room)
+    return plan_contraction(domain, number, tuple(domain.roots), room)
 
 
 def kinds(found: list[ContractPlan]) -> dict[tuple[object, ...], ContractPlan]:

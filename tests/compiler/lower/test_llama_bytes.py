@@ -16,7 +16,7 @@ from shardwright.compiler.rewriting.driver import run
 from tests.support.llama_step import unrolled_step
 
 BOUND = 1.1  # of the reference figures
-REFERENCE_GB = {2048: 5.85, 8192: 12.7}  # from an independent prototype of strip fusion
+REFERENCE_GB = {2048: 5.85, 8192: 12.7}  # from an independent prototype of loop fusion
 
 
 def settled_step(seq_len: int, coded: bool, **sizes: int) -> Settled:
@@ -52,7 +52,7 @@ def test_bytes_of_a_step(seq_len: int, coded: bool) -> None:
 @pytest.mark.matrix
 def test_scores_of_a_70b_layer_stay_on_chip() -> None:
     """A tensor-parallel eighth of a Llama-2-70B layer at 4096 positions: eight query heads share a
-    key head. Forward is one row kernel of two contractions, backward one of five.
+    key head. Forward is one reduction fusion of two contractions, backward one of five.
     """
     sizes = {"hidden_size": 8192, "intermediate_size": 3584, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 1}
@@ -72,11 +72,11 @@ def test_scores_of_a_70b_layer_stay_on_chip() -> None:
     ],
 )
 def test_scores_of_a_long_step_stay_on_chip(seq_len: int, coded: bool) -> None:
-    """Rows that no SBUF holds are streamed; a backward pass whose sums over rows do not fit as one
-    kernel is split into row kernels that share no score.
+    """Rows that no SBUF holds are blocked; a backward pass whose sums over rows do not fit as one
+    kernel is split into reduction fusions that share no score.
     """
     groups = settled_step(seq_len, coded).groups
-    assert sum(part.phase == "row" for part in groups.parts.values()) >= 4
+    assert sum(part.phase == "reduction" for part in groups.parts.values()) >= 4
 
 
 def test_explanation_adds_up_to_the_same_bytes() -> None:

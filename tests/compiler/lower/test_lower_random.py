@@ -113,8 +113,8 @@ class Grower:
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), strip_bytes=st.sampled_from((64, 96 * 1024)))
-def test_random_graphs(data: st.DataObject, strip_bytes: int) -> None:
+@given(data=st.data(), loop_bytes=st.sampled_from((64, 96 * 1024)))
+def test_random_graphs(data: st.DataObject, loop_bytes: int) -> None:
     grower = Grower(data)
     shapes = [grower.shape() for _ in range(data.draw(st.integers(1, 3)))]
     grower.values = [grower.b.input(s) for s in shapes]
@@ -136,5 +136,5 @@ def test_random_graphs(data: st.DataObject, strip_bytes: int) -> None:
         inputs,
         signature,
         tolerance=1e-5,
-        budget=Budget(strip_bytes, strip_bytes),
+        budget=Budget(loop_bytes, loop_bytes),
     )

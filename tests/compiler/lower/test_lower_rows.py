@@ -1,4 +1,4 @@
-"""Row kernels: contractions grow together with what stands between them, and values stay right."""
+"""Reduction fusions: contractions grow together with what is between them, values stay right."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def folded(other: int) -> Graph:
 
 
 @pytest.mark.parametrize(("level", "other", "apart"), [(2, 0, True), (2, 1, False), (1, 0, False)])
-def test_strips_that_fold_both_ways_are_held_against_their_parts(
+def test_loops_that_fold_both_ways_are_held_against_their_parts(
     level: int, other: int, apart: bool
 ) -> None:
     """Where rows do not fit on chip, columns lie on the partitions, and move a few at a time."""
@@ -296,9 +296,9 @@ def test_strips_that_fold_both_ways_are_held_against_their_parts(
 
 def test_levels_try_different_merges() -> None:
     timed = [policy_of(CompileOptions(optlevel=level)).timed for level in (1, 2, 3)]
-    assert timed == [{"row"}, {"row", "epilogue"}, {"row", "epilogue", "strip"}]
+    assert timed == [{"reduction"}, {"reduction", "epilogue"}, {"reduction", "epilogue", "loop"}]
     unet = policy_of(CompileOptions(model_type="unet-inference"))
-    assert unet.budget.strip_bytes > policy_of(CompileOptions()).budget.strip_bytes
+    assert unet.budget.loop_bytes > policy_of(CompileOptions()).budget.loop_bytes
     assert policy_of(CompileOptions(model_type="transformer")).margin > 0
 
 

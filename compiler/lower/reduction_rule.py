@@ -1,7 +1,7 @@
-"""Which tasks may be one row kernel: contractions together with what stands between them.
+"""Which tasks may be one reduction fusion: contractions together with what stands between them.
 
-A row kernel walks 128 rows of one index (the row index) at a time. Every value of it has one of
-three roles: a row value walks the rows; a sum adds up the rows, or loops around them, and leaves
+A reduction fusion walks 128 rows of one index (the row index) at a time. Every value of it has one
+of three roles: a row value walks the rows; a sum adds up the rows, or loops around them, and leaves
 the kernel, at most converted; a packed tile does not know the rows and stays on chip while they
 pass. A contraction takes rows and a packed tile to rows, or two row values to a sum. Nothing here
 knows what attention is.
@@ -18,10 +18,10 @@ from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import IterDim, all_leaves
+from shardwright.compiler.lower.loop_rule import EPILOGUE
 from shardwright.compiler.lower.rule import Rule, crowded, most_alive, traffic
 from shardwright.compiler.lower.space import Refusal, Space, label
-from shardwright.compiler.lower.strip_rule import EPILOGUE
-from shardwright.compiler.lower.task import CONTRACT, PARTITIONS, STRIP, Task
+from shardwright.compiler.lower.task import CONTRACT, LOOP, PARTITIONS, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 MIN_ROWS = 64  # with fewer rows the stationary side of the tensor engine is half idle (our choice)
 BLOCK = 512  # documented: columns of one moving operand of the tensor engine
 ACCUMULATOR_BYTES = 4  # sums over the rows are fp32
-# The smallest part of a streamed row that is on chip at a time, and the row tiles that share it
+# The smallest part of a blocked row that is on chip at a time, and the row tiles that share it
 # (our choice: the leanest form of `codegen/rows/plan.py`).
-SEGMENT, BAND = 512, 4
+COLUMN_TILE, ROW_PANEL = 512, 4
 
 ROW, SUM, PACKED = "row", "sum", "packed"
 
@@ -56,15 +56,15 @@ class Spans:
         return self.all - self.result
 
 
-class RowRule(Rule):
+class ReductionRule(Rule):
     """Growth of kernels that hold contractions."""
 
-    phase = "row"
+    phase = "reduction"
 
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """Contractions, elementwise ops and reductions meet each other."""
         kinds = {producer.kind, consumer.kind}
-        return self.joinable(producer, consumer) and kinds <= {STRIP, CONTRACT}
+        return self.joinable(producer, consumer) and kinds <= {LOOP, CONTRACT}
 
     def check(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
         """Some index of all contractions has to serve as the rows."""
@@ -116,7 +116,7 @@ class RowRule(Rule):
         memory = _Memory(space.body, spans, roles, rows)
         need = memory.peak()
         if need > self.budget.row_bytes and inner:
-            need = memory.streamed(max(inner, key=lambda a: a.size))
+            need = memory.blocked(max(inner, key=lambda a: a.size))
         if need <= self.budget.row_bytes:
             return None
         limit = self.budget.row_bytes
@@ -208,9 +208,9 @@ def _columns(one: Spans, rows: IterDim) -> frozenset[IterDim]:
 
 
 class _Memory:
-    """Bytes per partition of a row kernel, as its leanest code needs them: packed tiles, sums and
-    transposed rows once, everything else of a row as blocks of columns. Of a `long` index only a
-    segment is on chip at a time.
+    """Bytes per partition of a reduction fusion, as its leanest code needs them: packed tiles, sums
+    and transposed rows once, everything else of a row as blocks of columns. Of a `long` index only
+    a column tile is on chip at a time.
     """
 
     long: IterDim | None = None
@@ -234,9 +234,9 @@ class _Memory:
             kept |= self._kept(one)
         return sum(kept.values()) + self._blocks()
 
-    def streamed(self, iter_dim: IterDim) -> int:
-        """The same when `iter_dim` is streamed: what comes with a segment is held twice, for the
-        next one, and a band of row tiles keeps what it carries from segment to segment.
+    def blocked(self, iter_dim: IterDim) -> int:
+        """The same when `iter_dim` is blocked: what comes with a column tile is held twice, for the
+        next one, and a row panel keeps what it carries from column tile to column tile.
         """
         self.long = iter_dim
         return self.peak()
@@ -253,7 +253,7 @@ class _Memory:
             return found
         summed = frozenset.intersection(*one.operands) - one.result
         if task.kind == CONTRACT and self.long in summed:
-            found["carried", task.result] = BAND * ACCUMULATOR_BYTES * self._points(one.result)
+            found["carried", task.result] = ROW_PANEL * ACCUMULATOR_BYTES * self._points(one.result)
         for value, iter_dims in zip(task.data, one.operands, strict=True):
             base, size = self.body.base(value), value.type.dtype.bytes * self._places(iter_dims)
             if self.body.is_free(value):
@@ -287,7 +287,7 @@ class _Memory:
         """How often an operand is held."""
         if self.long is None:
             return 1
-        return 2 if self.long in iter_dims else BAND if self.rows in iter_dims else 1
+        return 2 if self.long in iter_dims else ROW_PANEL if self.rows in iter_dims else 1
 
     def _spread(self, iter_dims: Collection[IterDim], num_bytes: int) -> int:
         """A value without rows, spread over the partitions by its largest index."""
@@ -298,4 +298,4 @@ class _Memory:
         """Points on chip of the indices along a row."""
         mine = [a for a in iter_dims if a not in self.parallel and a is not self.rows]
         long = None if whole else self.long
-        return math.prod(min(SEGMENT, a.size) if a is long else a.size for a in mine)
+        return math.prod(min(COLUMN_TILE, a.size) if a is long else a.size for a in mine)

@@ -1,4 +1,4 @@
-"""Choosing the tiles of a strip kernel: which iter dim on the partitions, what stays whole in a
+"""Choosing the tiles of a loop fusion: which iter dim on the partitions, what stays whole in a
 row, what is looped.
 
 Candidates are every iter dim, every useful split of a large iter dim, and no partition iter dim at
@@ -21,15 +21,15 @@ from shardwright.compiler.codegen.coalesce import coalesce
 from shardwright.compiler.codegen.domain import (
     CODELESS,
     AccessMap,
+    Domain,
     IterDims,
     Numbers,
     PerDim,
-    Space,
     Value,
 )
+from shardwright.compiler.codegen.loop_fusion import LoopPlan, Slots, depths, emit_loops
+from shardwright.compiler.codegen.normalise import contiguous_run, near_divisor, split
 from shardwright.compiler.codegen.planning import MIN_CYCLES, Candidate, Room
-from shardwright.compiler.codegen.space import contiguous_run, near_divisor, split
-from shardwright.compiler.codegen.strips import Slots, StripPlan, depths, emit_strips
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.kernel import STORES
 from shardwright.compiler.isa.program import Engine
@@ -49,26 +49,26 @@ _SPLIT_RUNS = (512, 2048)  # elements of a row when a single large iter dim is c
 _MAX_AXES = 3  # of the 4 free dims: one is left for the folded dim of a reduction
 
 
-def strip_candidates(space: Space, roots: Iterable[int], room: Room) -> list[Candidate]:
+def loop_candidates(domain: Domain, roots: Iterable[int], room: Room) -> list[Candidate]:
     """Tilings of everything `roots` need. Raises CompileError when there is none."""
-    plans = plan_strips(*coalesce(space, roots, room.tensors), room)
-    made = {id(p): Candidate(p.cost, partial(emit_strips, p), p.variant, plan=p) for p in plans}
+    plans = plan_loops(*coalesce(domain, roots, room.tensors), room)
+    made = {id(p): Candidate(p.cost, partial(emit_loops, p), p.variant, plan=p) for p in plans}
     return [made[id(plan)] for plan in plans]
 
 
-def plan_strips(space: Space, roots: Iterable[int], room: Room) -> list[StripPlan]:
+def plan_loops(domain: Domain, roots: Iterable[int], room: Room) -> list[LoopPlan]:
     """Tilings of everything `roots` need, with at most about the room's SBUF bytes; one that
     several choices lead to is there as often.
 
     Raises CompileError when no partition iter dim and loop order can compute it.
     """
     plans = []
-    for candidate, partition in _candidates(space, roots, room.limits):
+    for candidate, partition in _candidates(domain, roots, room.limits):
         plans += _Planner(candidate, tuple(candidate.slice(roots)), partition, room).plans()
     if not plans:
         raise CompileError(
             "SW_CODEGEN_STRIP",
-            f"kernel {space.name} requires an iteration dim for the partitions and a loop order in"
+            f"kernel {domain.name} requires an iteration dim for the partitions and a loop order in"
             " which its reductions nest, found none",
             hint="split the kernel at one of its reductions",
         )
@@ -76,33 +76,33 @@ def plan_strips(space: Space, roots: Iterable[int], room: Room) -> list[StripPla
     return exact if any(p.partition is not None for p in exact) else plans
 
 
-def _transposes_extremes(plan: StripPlan) -> bool:
+def _transposes_extremes(plan: LoopPlan) -> bool:
     """Whether an extreme crosses the partitions by products with 0, which make NaN of inf."""
-    nodes = (plan.space[n] for n in plan.values)
+    nodes = (plan.domain[n] for n in plan.values)
     return any(
         v.op == "reduce" and plan.partition in v.over and v.attrs["kind"] != "add" for v in nodes
     )
 
 
 def _candidates(
-    space: Space, roots: Iterable[int], limits: Limits
-) -> Iterator[tuple[Space, int | None]]:
-    """(space, partition iter dim) pairs worth an estimate."""
-    used = {a for n in space.slice(roots) for a in (*space[n].iter_dims, *space[n].over)}
-    used -= space.coalesced
-    indexed = _index_iter_dims(space)
-    yield space, None
+    domain: Domain, roots: Iterable[int], limits: Limits
+) -> Iterator[tuple[Domain, int | None]]:
+    """(domain, partition iter dim) pairs worth an estimate."""
+    used = {a for n in domain.slice(roots) for a in (*domain[n].iter_dims, *domain[n].over)}
+    used -= domain.coalesced
+    indexed = _index_iter_dims(domain)
+    yield domain, None
     for iter_dim in sorted(used):
-        yield space, iter_dim
-        if iter_dim in indexed or space.sizes[iter_dim] < 4:
+        yield domain, iter_dim
+        if iter_dim in indexed or domain.sizes[iter_dim] < 4:
             continue
-        for run in _runs(space.sizes[iter_dim], limits.partitions):
-            cut, made = split(space, iter_dim, run)
+        for run in _runs(domain.sizes[iter_dim], limits.partitions):
+            cut, made = split(domain, iter_dim, run)
             yield cut, made.major
 
 
-def _index_iter_dims(space: Space) -> set[int]:
-    return {a for v in space.values if _is_indexed(v) for a in space[v.inputs[-1]].iter_dims}
+def _index_iter_dims(domain: Domain) -> set[int]:
+    return {a for v in domain.values if _is_indexed(v) for a in domain[v.inputs[-1]].iter_dims}
 
 
 def _is_indexed(value: Value) -> bool:
@@ -118,20 +118,20 @@ def _runs(size: int, partitions: int) -> list[int]:
 class _Planner:
     """Extents for one partition iter dim, and the tilings they make."""
 
-    def __init__(self, space: Space, values: Numbers, partition: int | None, room: Room) -> None:
-        self.space = space
+    def __init__(self, domain: Domain, values: Numbers, partition: int | None, room: Room) -> None:
+        self.domain = domain
         self.values = values
-        self.nodes = [space[n] for n in values]
+        self.nodes = [domain[n] for n in values]
         self.partition = partition
         self.room, self.limits, self.budget = room, room.limits, room.budget
         self.stored = {i for v in self.nodes if v.op == "store" for i in v.inputs}
-        self.sizes = {a: space.sizes[a] for v in self.nodes for a in (*v.iter_dims, *v.over)}
+        self.sizes = {a: domain.sizes[a] for v in self.nodes for a in (*v.iter_dims, *v.over)}
         self.reduced = {a for v in self.nodes if v.op == "reduce" for a in v.over}
-        self.homes = space.homes(values)
+        self.homes = domain.homes(values)
         self.freed = self._freed()
         self.spanned = [self._spanned(v) for v in self.nodes]
 
-    def plans(self) -> list[StripPlan]:
+    def plans(self) -> list[LoopPlan]:
         """Plans by slots and longest row; none when this partition iter dim cannot do it."""
         if not all(self._is_legal(v) for v in self.nodes):
             return []
@@ -155,7 +155,7 @@ class _Planner:
         if value.op == "contract":
             return False
         if _is_indexed(value):
-            iter_dims = self.space[value.inputs[-1]].iter_dims
+            iter_dims = self.domain[value.inputs[-1]].iter_dims
             order = value.attrs.get("order", ())
             in_order = p is None or not order or p == order[-1]
             return (
@@ -170,7 +170,7 @@ class _Planner:
     def _ranked_iter_dims(self) -> list[int]:
         """Iter dims in the order of the largest view's strides, major first."""
         accesses = [
-            (self.space.elements(v), v.map) for v in self.nodes if v.map and v.map.tensor >= 0
+            (self.domain.elements(v), v.map) for v in self.nodes if v.map and v.map.tensor >= 0
         ]
         accesses.sort(key=lambda w: -w[0])
 
@@ -191,12 +191,12 @@ class _Planner:
         if self.partition is not None:
             extents[self.partition] = min(self.limits.partitions, self.sizes[self.partition])
             fixed.add(self.partition)
-        for iter_dim in self.space.coalesced & set(self.sizes):
+        for iter_dim in self.domain.coalesced & set(self.sizes):
             extents[iter_dim] = self.sizes[iter_dim]
             fixed.add(iter_dim)
         for value in self.nodes:
             if _is_indexed(value):
-                fixed |= self.space[value.inputs[-1]].iter_dims
+                fixed |= self.domain[value.inputs[-1]].iter_dims
         inner = [a for a in reversed(ranked) if a not in fixed]
         for iter_dim in sorted(inner, key=lambda a: a not in self.reduced):
             if sum(1 for a in inner if extents[a] > 1) == _MAX_AXES:
@@ -268,7 +268,7 @@ class _Planner:
 
     def _bytes_each(self, number: int, value: Value, extents: PerDim, slots: Slots) -> int:
         """SBUF bytes per element of a value's tile."""
-        if value.op == "store" and self.space[value.inputs[0]].op not in CODELESS:
+        if value.op == "store" and self.domain[value.inputs[0]].op not in CODELESS:
             return 0
         moved = value.op in ("load", "load_indexed") or number in self.stored
         rotates = any(extents[a] < self.sizes[a] for a in value.iter_dims)
@@ -278,31 +278,31 @@ class _Planner:
 
 
 class _Tiling:
-    """Loop order and cost of tiles of some extents; the space is the one fused for these tiles."""
+    """Loop order and cost of tiles of some extents; the domain is the one fused for these tiles."""
 
     def __init__(self, planner: _Planner, ranked: Sequence[int], extents: dict[int, int]) -> None:
         self.partition, self.sizes, self.room = planner.partition, planner.sizes, planner.room
         self.extents = extents
-        self.space, self.values = fusion.fuse(
-            planner.space, planner.values, self._points, self.room.rates
+        self.domain, self.values = fusion.fuse(
+            planner.domain, planner.values, self._points, self.room.rates
         )
-        self.nodes = [self.space[n] for n in self.values]
+        self.nodes = [self.domain[n] for n in self.values]
         self.axes = tuple(a for a in ranked if extents[a] > 1 and a != self.partition)
-        self.plans: dict[Slots, StripPlan] = {}
+        self.plans: dict[Slots, LoopPlan] = {}
         self.order = self._order(ranked)
         if self.order is not None:
             self.moved_ns, self.busiest_ns = self._costs(self.order)
 
-    def plan(self, slots: Slots) -> StripPlan | None:
+    def plan(self, slots: Slots) -> LoopPlan | None:
         """The plan (one object per `slots`), or None when no loop order can compute it."""
         if self.order is not None and slots not in self.plans:
             self.plans[slots] = self._plan(self.order, slots)
         return self.plans.get(slots)
 
-    def _plan(self, order: IterDims, slots: Slots) -> StripPlan:
+    def _plan(self, order: IterDims, slots: Slots) -> LoopPlan:
         moved, busiest = self.moved_ns, self.busiest_ns
-        return StripPlan(
-            space=self.space,
+        return LoopPlan(
+            domain=self.domain,
             values=self.values,
             partition=self.partition,
             axes=self.axes,
@@ -331,7 +331,7 @@ class _Tiling:
                 a for a in value.attrs.get("order", ()) if a in before
             ):
                 before[inner].add(outer)
-        for made in self.space.splits.values():
+        for made in self.domain.splits.values():
             # The tail shortens the minor iter dim, so it must be known before that is walked.
             if made.tail and made.minor in before and made.major in before:
                 before[made.minor].add(made.major)
@@ -345,16 +345,16 @@ class _Tiling:
 
     def _is_looped(self, iter_dim: int) -> bool:
         parts = pieces(
-            self.sizes[iter_dim], self.extents[iter_dim], self.space.splits.get(iter_dim)
+            self.sizes[iter_dim], self.extents[iter_dim], self.domain.splits.get(iter_dim)
         )
         return len(parts) > 1 or parts[0].trip > 1
 
     def _sums_nest(self, order: Sequence[int]) -> bool:
         """No loop that a sum does not run over lies between its loops and its result."""
-        found = depths(self.space, self.values, order)
+        found = depths(self.domain, self.values, order)
         for n in self.values:
             at = found[n]
-            if not set(order[at.result : at.run]) <= self.space[n].over:
+            if not set(order[at.result : at.run]) <= self.domain[n].over:
                 return False
         return True
 
@@ -362,7 +362,7 @@ class _Tiling:
 
     def _costs(self, order: Sequence[int]) -> tuple[float, float]:
         """(nanoseconds of transfers, of computation)."""
-        found = depths(self.space, self.values, order)
+        found = depths(self.domain, self.values, order)
         trips = [math.ceil(self.sizes[a] / self.extents[a]) for a in order]
         moved = 0.0
         computed = dict.fromkeys((Engine.VECTOR, Engine.SCALAR), 0.0)
@@ -380,7 +380,7 @@ class _Tiling:
     def _transfer_ns(self, value: Value, access: AccessMap, runs: int) -> float:
         spanned = [a for a in self.axes if access.stride(a)]
         item = self.room.tensors[access.tensor].dtype.bytes
-        run = contiguous_run(self.space, access, spanned, self.extents) * item
+        run = contiguous_run(self.domain, access, spanned, self.extents) * item
         elements = math.prod(self.extents[a] for a in spanned)
         # Values that do not span the partition iter dim are loaded onto every partition, but stored
         # once.
@@ -389,7 +389,7 @@ class _Tiling:
         return runs * self.room.rates.transfer_ns(elements * rows * item, run, rows)
 
     def _compute_ns(self, value: Value, engine: Engine) -> float:
-        cycles = max(MIN_CYCLES, fusion.cycles(self.space, value, self._points))
+        cycles = max(MIN_CYCLES, fusion.cycles(self.domain, value, self._points))
         if self.partition in value.over:
             cycles *= 4
         return self.room.rates.engine_ns(engine, cycles)

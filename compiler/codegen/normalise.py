@@ -1,10 +1,10 @@
 """A kernel made ready for tiling: minimal iter dims per value, merged and split iter dims, splat
 constants, roots.
 
-`normalise` turns a `KernelProgram` into a `Space` that is freely edited by the planners: size-1
+`normalise` turns a `KernelProgram` into a `Domain` that is freely edited by the planners: size-1
 iter dims are gone, iter dims that every view walks as one index are one iter dim, values span only
 what moves them. `split` cuts one iter dim into a major and a minor part, with a tail where the
-minor part does not divide it. Next: `strips.py` and `contraction.py`.
+minor part does not divide it. Next: `loop_fusion.py` and `contraction.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shardwright.compiler.codegen.domain import (
     SPLATS,
     AccessMap,
     CoordBound,
+    Domain,
     Numbers,
     PerDim,
-    Space,
     Split,
     Value,
 )
@@ -31,57 +31,57 @@ from shardwright.compiler.isa.kernel import STORES, Bound, KernelProgram, Node, 
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
 
-def normalise(program: KernelProgram) -> Space:
-    """The space of a compute kernel. Raises CompileError for types that the engines do not have."""
+def normalise(program: KernelProgram) -> Domain:
+    """The domain of a compute kernel. Raises CompileError for types the engines do not have."""
     sizes = {a: n for a, n in enumerate(program.iter_dims) if n != 1}
-    space = Space(program.name, sizes, [])
+    domain = Domain(program.name, sizes, [])
     number: dict[int, int] = {}
     for n, node in enumerate(program.nodes):
-        number[n] = _append(space, node, tuple(number[i] for i in node.inputs))
-    space.values = _fold_converts(space)
-    fold_masks(space)
-    fold_counters(space)
-    _drop_dead(space)
-    _require_types(space)
-    _merge(space)
-    return space
+        number[n] = _append(domain, node, tuple(number[i] for i in node.inputs))
+    domain.values = _fold_converts(domain)
+    fold_masks(domain)
+    fold_counters(domain)
+    _drop_dead(domain)
+    _require_types(domain)
+    _merge(domain)
+    return domain
 
 
 _WIDE_INTEGERS = (DType.I64, DType.U64)
 
 
-def _require_types(space: Space) -> None:
+def _require_types(domain: Domain) -> None:
     """Refuse fp64, and arithmetic on 64-bit integers; a DMA moves those and converts them."""
-    users = space.users()
-    for number, value in enumerate(space.values):
-        moved = value.op == "load" and _only_stored(space, users.get(number, ()))
+    users = domain.users()
+    for number, value in enumerate(domain.values):
+        moved = value.op == "load" and _only_stored(domain, users.get(number, ()))
         wide = value.dtype in _WIDE_INTEGERS and not moved
         if (wide or value.dtype is DType.F64) and value.op not in STORES:
             raise CompileError(
                 "SW_CODEGEN_DTYPE",
-                f"kernel {space.name} requires element types up to 32 bits, got {value.op} of"
+                f"kernel {domain.name} requires element types up to 32 bits, got {value.op} of"
                 f" {value.dtype.value}",
                 hint="compute in f32 or i32",
             )
 
 
-def _append(space: Space, node: Node, inputs: Numbers) -> int:
+def _append(domain: Domain, node: Node, inputs: Numbers) -> int:
     """Add `node` with minimal iter dims; returns its number."""
-    values, attrs = space.values, dict(node.attrs)
-    access = _access_of(space, node, attrs)
+    values, attrs = domain.values, dict(node.attrs)
+    access = _access_of(domain, node, attrs)
     iter_dims = frozenset(access.strides) if access else frozenset()
     iter_dims = iter_dims.union(*(b.strides for b in access.bounds)) if access else iter_dims
     if node.op != "load":
         iter_dims = iter_dims.union(*(values[i].iter_dims for i in inputs))
-    over = frozenset(attrs.pop("over", ())) & set(space.sizes)
+    over = frozenset(attrs.pop("over", ())) & set(domain.sizes)
     if node.op in SPLATS:
         attrs = {k: attrs[k] for k in ("value", "low", "high") if k in attrs}
     if node.op == "load_indexed":
         inputs = inputs[:1]  # what lies outside is only counted, by whoever runs the kernel
     if "order" in attrs:
-        attrs["order"] = tuple(a for a in attrs["order"] if a in space.sizes)
+        attrs["order"] = tuple(a for a in attrs["order"] if a in domain.sizes)
     if over:
-        first = _scaled(space, inputs[0], over - iter_dims, attrs.get("kind", "add"))
+        first = _scaled(domain, inputs[0], over - iter_dims, attrs.get("kind", "add"))
         inputs = (first, *inputs[1:])
         over &= iter_dims
     windows = any(w.bounds for w in (values[i].map for i in inputs) if w)
@@ -108,29 +108,31 @@ def _without_sum(op: str, over: frozenset[int]) -> str:
     return "convert" if op == "reduce" else "multiply"
 
 
-def _access_of(space: Space, node: Node, attrs: dict[str, Any]) -> AccessMap | None:
+def _access_of(domain: Domain, node: Node, attrs: dict[str, Any]) -> AccessMap | None:
     if node.op == "iota":
         strides = {attrs.pop("atom"): attrs.pop("step")}
-        return AccessMap(attrs.pop("start"), {a: s for a, s in strides.items() if a in space.sizes})
+        return AccessMap(
+            attrs.pop("start"), {a: s for a, s in strides.items() if a in domain.sizes}
+        )
     view: View | None = attrs.pop("view", None)
     if view is None:
         return None
-    moving = {a: view.strides[a] for a in space.sizes if view.strides[a]}
+    moving = {a: view.strides[a] for a in domain.sizes if view.strides[a]}
     if node.op in ("load", "load_indexed"):
         moving = {a: s for a, s in moving.items() if a in node.iter_dims}
-    bounds = tuple(_coord_bound(space, b) for b in attrs.pop("bounds", ()))
+    bounds = tuple(_coord_bound(domain, b) for b in attrs.pop("bounds", ()))
     return AccessMap(view.offset, moving, view.tensor, bounds)
 
 
-def _coord_bound(space: Space, bound: Bound) -> CoordBound:
-    moving = {a: bound.strides[a] for a in space.sizes if bound.strides[a]}
+def _coord_bound(domain: Domain, bound: Bound) -> CoordBound:
+    moving = {a: bound.strides[a] for a in domain.sizes if bound.strides[a]}
     return CoordBound(bound.offset, bound.size, bound.unit, moving)
 
 
-def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> int:
+def _scaled(domain: Domain, source: int, missing: frozenset[int], kind: str) -> int:
     """`source` summed over iter dims it does not span: a sum of equal terms is a product."""
-    value = space[source]
-    count = space.points(missing)
+    value = domain[source]
+    count = domain.points(missing)
     if kind == "xor":
         count %= 2
     if count == 1 or kind in ("max", "min", "and", "or"):
@@ -138,15 +140,15 @@ def _scaled(space: Space, source: int, missing: frozenset[int], kind: str) -> in
     factor: Any = float(count) if value.dtype.is_float else count
     op = "power" if kind == "multiply" else "multiply"
     constant = Value("constant", (), frozenset(), value.dtype, attrs={"value": factor})
-    space.values.append(constant)
-    space.values.append(Value(op, (source, len(space.values) - 1), value.iter_dims, value.dtype))
-    return len(space.values) - 1
+    domain.values.append(constant)
+    domain.values.append(Value(op, (source, len(domain.values) - 1), value.iter_dims, value.dtype))
+    return len(domain.values) - 1
 
 
-def _fold_converts(space: Space) -> list[Value]:
+def _fold_converts(domain: Domain) -> list[Value]:
     """Converts that a DMA does for free (float loads) and converts to the same type disappear."""
-    users = space.users()
-    values = list(space.values)
+    users = domain.users()
+    values = list(domain.values)
     alias = list(range(len(values)))
     for n, value in enumerate(values):
         value = replace(value, inputs=tuple(alias[i] for i in value.inputs))
@@ -154,12 +156,12 @@ def _fold_converts(space: Space) -> list[Value]:
         if value.op != "convert":
             continue
         source = values[value.inputs[0]]
-        free = _widens(source, value) and not _minds(space, users.get(n, ()))
-        free = free or _is_extended(space, value, source, users.get(n, ()))
+        free = _widens(source, value) and not _minds(domain, users.get(n, ()))
+        free = free or _is_extended(domain, value, source, users.get(n, ()))
         if free or source.dtype is value.dtype:
             alias[n] = value.inputs[0]
         elif (
-            space[value.inputs[0]].op == "load"
+            domain[value.inputs[0]].op == "load"
             and len(users[value.inputs[0]]) == 1
             and source.dtype.is_float
             and value.dtype.is_float
@@ -168,15 +170,15 @@ def _fold_converts(space: Space) -> list[Value]:
     return values
 
 
-def _is_extended(space: Space, value: Value, source: Value, readers: Iterable[int]) -> bool:
+def _is_extended(domain: Domain, value: Value, source: Value, readers: Iterable[int]) -> bool:
     """Whether only stores want the high bits of an integer: their DMA extends it."""
     exact = value.dtype in _WIDE_INTEGERS and source.dtype.is_integer
-    return exact and _only_stored(space, readers)
+    return exact and _only_stored(domain, readers)
 
 
-def _only_stored(space: Space, readers: Iterable[int]) -> bool:
+def _only_stored(domain: Domain, readers: Iterable[int]) -> bool:
     """Whether every reader writes the value to memory."""
-    return all(space[n].op == "store" for n in readers)
+    return all(domain[n].op == "store" for n in readers)
 
 
 def _widens(source: Value, value: Value) -> bool:
@@ -185,40 +187,40 @@ def _widens(source: Value, value: Value) -> bool:
     return source.op == "load" and source.dtype.is_float and widens
 
 
-def _minds(space: Space, readers: Iterable[int]) -> bool:
+def _minds(domain: Domain, readers: Iterable[int]) -> bool:
     """Whether a reader looks at the type of what it reads."""
     minding = (*STORES, "contract", "bitcast_convert", "convert")
-    return any(space[n].op in minding for n in readers)
+    return any(domain[n].op in minding for n in readers)
 
 
-def _drop_dead(space: Space) -> None:
+def _drop_dead(domain: Domain) -> None:
     """Keep what the stores need."""
-    kept = space.slice(space.roots)
+    kept = domain.slice(domain.roots)
     number = {old: new for new, old in enumerate(kept)}
-    space.values = [
-        replace(space[n], inputs=tuple(number[i] for i in space[n].inputs)) for n in kept
+    domain.values = [
+        replace(domain[n], inputs=tuple(number[i] for i in domain[n].inputs)) for n in kept
     ]
-    used = {a for v in space.values for a in (*v.iter_dims, *v.over)}
-    space.sizes = {a: n for a, n in space.sizes.items() if a in used}
+    used = {a for v in domain.values for a in (*v.iter_dims, *v.over)}
+    domain.sizes = {a: n for a, n in domain.sizes.items() if a in used}
 
 
-def _merge(space: Space) -> None:
+def _merge(domain: Domain) -> None:
     """Merge pairs of iter dims as long as some pair walks as one index everywhere."""
     merged = True
     while merged:
         merged = False
-        for outer in list(space.sizes):
-            for inner in list(space.sizes):
-                if outer != inner and outer in space.sizes and _walk_as_one(space, outer, inner):
-                    _merge_pair(space, outer, inner)
+        for outer in list(domain.sizes):
+            for inner in list(domain.sizes):
+                if outer != inner and outer in domain.sizes and _walk_as_one(domain, outer, inner):
+                    _merge_pair(domain, outer, inner)
                     merged = True
 
 
-def _walk_as_one(space: Space, outer: int, inner: int) -> bool:
-    size = space.sizes.get(inner)
+def _walk_as_one(domain: Domain, outer: int, inner: int) -> bool:
+    size = domain.sizes.get(inner)
     if size is None:
         return False
-    for value in space.values:
+    for value in domain.values:
         if (outer in value.iter_dims) != (inner in value.iter_dims):
             return False
         if (outer in value.over) != (inner in value.over):
@@ -247,19 +249,21 @@ def _keeps_order(value: Value, outer: int, inner: int) -> bool:
     return outer not in order or order[order.index(outer) + 1 :][:1] == (inner,)
 
 
-def joined_iter_dims(space: Space, numbers: Iterable[int], outer: int, inner: int) -> Space | None:
-    """`space` with two iter dims as one for `numbers`; None where they do not walk so."""
-    if not _walk_as_one(replace(space, values=[space[n] for n in numbers]), outer, inner):
+def joined_iter_dims(
+    domain: Domain, numbers: Iterable[int], outer: int, inner: int
+) -> Domain | None:
+    """`domain` with two iter dims as one for `numbers`; None where they do not walk so."""
+    if not _walk_as_one(replace(domain, values=[domain[n] for n in numbers]), outer, inner):
         return None
-    joined = replace(space, sizes=dict(space.sizes), values=list(space.values))
+    joined = replace(domain, sizes=dict(domain.sizes), values=list(domain.values))
     _merge_pair(joined, outer, inner)
     return joined
 
 
-def _merge_pair(space: Space, outer: int, inner: int) -> None:
+def _merge_pair(domain: Domain, outer: int, inner: int) -> None:
     """`inner` takes over the index of both."""
-    space.sizes[inner] *= space.sizes.pop(outer)
-    space.values = [_without(v, outer) for v in space.values]
+    domain.sizes[inner] *= domain.sizes.pop(outer)
+    domain.values = [_without(v, outer) for v in domain.values]
 
 
 def _without(value: Value, iter_dim: int) -> Value:
@@ -273,21 +277,21 @@ def _without(value: Value, iter_dim: int) -> Value:
     return replace(value, iter_dims=iter_dims, over=over, map=access, attrs=attrs)
 
 
-def split(space: Space, iter_dim: int, minor_size: int) -> tuple[Space, Split]:
-    """`space` with `iter_dim` cut into (major, minor); it keeps its number as the minor part.
+def split(domain: Domain, iter_dim: int, minor_size: int) -> tuple[Domain, Split]:
+    """`domain` with `iter_dim` cut into (major, minor); it keeps its number as the minor part.
 
     The major iter dim is absent (-1 in the result) when one run is all there is.
     """
-    size = space.sizes[iter_dim]
+    size = domain.sizes[iter_dim]
     minor_size = min(minor_size, size)
     if minor_size == size:
-        return space, Split(-1, iter_dim, 0)
-    major = max(space.sizes) + 1
+        return domain, Split(-1, iter_dim, 0)
+    major = max(domain.sizes) + 1
     made = Split(major, iter_dim, size % minor_size)
-    sizes = dict(space.sizes) | {major: size // minor_size, iter_dim: minor_size}
-    values = [_split_value(v, iter_dim, major, minor_size) for v in space.values]
-    splits = space.splits | {major: made}
-    return replace(space, sizes=sizes, values=values, splits=splits), made
+    sizes = dict(domain.sizes) | {major: size // minor_size, iter_dim: minor_size}
+    values = [_split_value(v, iter_dim, major, minor_size) for v in domain.values]
+    splits = domain.splits | {major: made}
+    return replace(domain, sizes=sizes, values=values, splits=splits), made
 
 
 def _split_value(value: Value, iter_dim: int, major: int, minor_size: int) -> Value:
@@ -309,13 +313,13 @@ def near_divisor(size: int, limit: int) -> int:
     return next((r for r in range(limit, limit // 2, -1) if size % r == 0), limit)
 
 
-def contiguous_run(space: Space, access: AccessMap, free: Sequence[int], extents: PerDim) -> int:
+def contiguous_run(domain: Domain, access: AccessMap, free: Sequence[int], extents: PerDim) -> int:
     """Elements in a row that a transfer touches when the iter dims `free` have `extents`."""
     run = 1
     for iter_dim in sorted(free, key=lambda a: abs(access.stride(a)) or 1 << 60):
         if access.stride(iter_dim) != run:
             break
         run *= extents[iter_dim]
-        if extents[iter_dim] != space.sizes[iter_dim]:
+        if extents[iter_dim] != domain.sizes[iter_dim]:
             break
     return run

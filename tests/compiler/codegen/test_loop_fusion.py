@@ -1,4 +1,4 @@
-"""Strip kernels: generated code run by L0 equals the kernel's meaning run by L1."""
+"""Loop fusions: generated code run by L0 equals the kernel's meaning run by L1."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ CASES: dict[str, Callable[[], Maker]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_strip_code_computes_its_kernel(name: str) -> None:
+def test_loop_code_computes_its_kernel(name: str) -> None:
     m = CASES[name]()
     bf16 = any(t.dtype is BF16 for t in m.tensors)
     check(m, 1e-2 if bf16 else 1e-6)
@@ -310,7 +310,7 @@ def test_refuses_what_it_cannot_do() -> None:
 
 
 @st.composite
-def strip_programs(draw) -> Maker:
+def loop_programs(draw) -> Maker:
     """Random elementwise and reduction chains over up to three iter dims with random layouts."""
     sizes = tuple(
         draw(st.sampled_from((1, 2, 3, 13, 67, 131, 200))) for _ in range(draw(st.integers(1, 3)))
@@ -349,8 +349,8 @@ def strip_programs(draw) -> Maker:
 
 
 @settings(deadline=None, max_examples=60)
-@given(strip_programs())
-def test_random_strips(m: Maker) -> None:
+@given(loop_programs())
+def test_random_loops(m: Maker) -> None:
     try:
         program = m.kernel()
     except CompileError as error:

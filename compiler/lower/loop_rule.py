@@ -1,7 +1,7 @@
-"""Which tasks may be one strip kernel, or a contraction with the conversions and writes of its
+"""Which tasks may be one loop fusion, or a contraction with the conversions and writes of its
 result.
 
-A strip kernel walks one set of parallel indices and keeps everything else of a row on chip. Its
+A loop fusion walks one set of parallel indices and keeps everything else of a row on chip. Its
 rows must be many enough for the partitions, and the values alive at a time must fit.
 """
 
@@ -15,7 +15,7 @@ from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.labels import IterDim, Labels, all_leaves, extent
 from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, most_alive
 from shardwright.compiler.lower.space import Refusal, Space, label
-from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
+from shardwright.compiler.lower.task import CONTRACT, COPY, LOOP, WRITE, Task
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.group import Groups, Part
@@ -27,20 +27,20 @@ SMALL_POINTS = 1 << 14  # one tile of 128 rows: below that a longer walk costs n
 _ROW_BYTES = 4  # values are held as fp32 on chip
 
 
-class StripRule(Rule):
+class LoopRule(Rule):
     """Growth without contractions."""
 
-    phase = "strip"
+    phase = "loop"
 
     def may_meet(self, producer: Task, consumer: Task) -> bool:
-        """Strips meet strips; a contraction meets what converts or writes its result."""
+        """Loop fusions meet each other; a contraction meets what converts or writes its result."""
         if not self.joinable(producer, consumer):
             return False
         if producer.kind == CONTRACT:
             return consumer.op.name in EPILOGUE
         if self.kept_apart(producer, consumer):
             return False
-        return producer.kind == consumer.kind == STRIP
+        return producer.kind == consumer.kind == LOOP
 
     def check(self, groups: Groups, a: Part, b: Part) -> Refusal | None:
         """A contraction takes conversions and writes of its result; rows have to fit."""
@@ -74,7 +74,7 @@ class StripRule(Rule):
         rows = extent(parallel)
         if rows < MIN_ROWS and biggest > MIN_ROWS * rows:
             return Refusal("rows", f"{rows} rows of {biggest // rows} elements are too few")
-        need, limit = _peak_bytes(space, tasks, parallel), self.budget.strip_bytes
+        need, limit = _peak_bytes(space, tasks, parallel), self.budget.loop_bytes
         if need <= limit:
             return None
         return Refusal("budget", f"a row takes {need} bytes on chip, the limit is {limit}")

@@ -1,5 +1,5 @@
-"""Rows that are walked in segments: what of the longest inner iter dim is loaded comes in parts,
-and sums over it are carried on; generated code in L0 equals L1.
+"""Rows that are walked in column tiles: what of the longest inner iter dim is loaded comes in
+parts, and sums over it are carried on; generated code in L0 equals L1.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.compiler.codegen.normalise import normalise
 from shardwright.compiler.codegen.planning import Rates, Room
 from shardwright.compiler.codegen.rows import plan_rows
 from shardwright.compiler.codegen.rows.plan import RowPlan
-from shardwright.compiler.codegen.space import normalise
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.machine.target import Limits, load_target
@@ -32,26 +32,26 @@ def small(sbuf_bytes: int) -> Limits:
 
 def plan_of(m: Maker, limits: Limits) -> RowPlan:
     """The first plan for a kernel that may fill all of SBUF."""
-    space = normalise(m.program())
+    domain = normalise(m.program())
     rates = Rates(load_target(TARGET).core)
-    return plan_rows(space, space.roots, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
+    return plan_rows(domain, domain.roots, Room(limits, rates, m.tensors, limits.sbuf_bytes))[0]
 
 
-def streamed_limits(m: Maker) -> Limits:
-    """The largest SBUF, in steps, for which the rows are streamed: smaller ones never hold more."""
+def blocked_limits(m: Maker) -> Limits:
+    """The largest SBUF, in steps, for which the rows are blocked: smaller ones never hold more."""
     sizes = range(120_000, 8_000, -1_500)
 
     def does_not_hold(sbuf_bytes: int) -> bool:
         try:
-            return plan_of(m, small(sbuf_bytes)).streamed is not None
+            return plan_of(m, small(sbuf_bytes)).blocked is not None
         except CapacityError:
             return True
 
     return small(sizes[bisect_left(sizes, True, key=does_not_hold)])
 
 
-def check_streamed(m: Maker, dtype) -> Limits:
-    limits = streamed_limits(m)
+def check_blocked(m: Maker, dtype) -> Limits:
+    limits = blocked_limits(m)
     check(m, BOUND[dtype], target=limits)
     return limits
 
@@ -60,21 +60,21 @@ def check_streamed(m: Maker, dtype) -> Limits:
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_forward(dtype, mask: str) -> None:
     m = forward(LONG, dtype, mask, statistics=True)
-    check_streamed(m, dtype)
+    check_blocked(m, dtype)
 
 
 @pytest.mark.parametrize("mask", ["", "causal", "padding"])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_backward(dtype, mask: str) -> None:
-    """Sums over rows stay whole on chip while their columns come in segments."""
+    """Sums over rows stay whole on chip while their columns come in column tiles."""
     m = backward(LONG, dtype, mask, delta=False)
-    check_streamed(m, dtype)
+    check_blocked(m, dtype)
 
 
 @pytest.mark.parametrize("sizes", [(2, 67, 3500, 32, 64), (1, 300, 2100, 130, 40, 2)])
 def test_odd_ends(sizes) -> None:
-    """Last segments, row tiles and chunks of the summed iter dim that are shorter."""
-    check_streamed(forward(sizes, F32, "causal", True), F32)
+    """Last column tiles, row tiles and chunks of the summed iter dim that are shorter."""
+    check_blocked(forward(sizes, F32, "causal", True), F32)
 
 
 def query_gradient(sizes: tuple[int, ...], dtype) -> Maker:
@@ -99,25 +99,25 @@ def query_gradient(sizes: tuple[int, ...], dtype) -> Maker:
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_two_passes_over_the_columns(dtype) -> None:
     m = query_gradient(LONG, dtype)
-    plan = plan_of(m, check_streamed(m, dtype))
-    assert [one.streamed for one in plan.passes].count(True) == 2
+    plan = plan_of(m, check_blocked(m, dtype))
+    assert [one.blocked for one in plan.loops].count(True) == 2
 
 
 @pytest.mark.parametrize("mask", ["", "causal", "padding", "window"])
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_segments_around_the_rows(dtype, mask: str) -> None:
-    """dK and dV without dQ: every segment of the keys has sums of its own."""
+def test_column_tiles_around_the_rows(dtype, mask: str) -> None:
+    """dK and dV without dQ: every column tile of the keys has sums of its own."""
     m = backward(LONG, dtype, mask, query=False)
-    streamed = plan_of(m, check_streamed(m, dtype)).streamed
-    assert streamed and streamed.outside
+    blocked = plan_of(m, check_blocked(m, dtype)).blocked
+    assert blocked and blocked.outside
 
 
 @pytest.mark.parametrize("sizes", [(2, 300, 3500, 32, 64), (1, 300, 2100, 130, 40, 2)])
 @pytest.mark.parametrize("mask", ["", "causal"])
-def test_segments_around_the_rows_with_odd_ends(sizes, mask: str) -> None:
-    """Last segments, row tiles and chunks of sums that are shorter, and heads that share keys."""
+def test_column_tiles_around_the_rows_with_odd_ends(sizes, mask: str) -> None:
+    """Last column tiles, row tiles, chunks of sums that are shorter, and heads that share keys."""
     m = backward(sizes, F32, mask, query=False)
-    assert plan_of(m, check_streamed(m, F32)).streamed
+    assert plan_of(m, check_blocked(m, F32)).blocked
 
 
 def column_sums(dtype) -> Maker:
@@ -134,21 +134,21 @@ def column_sums(dtype) -> Maker:
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_sums_that_lie_along_the_segments(dtype) -> None:
+def test_sums_that_lie_along_the_column_tiles(dtype) -> None:
     """A sum over rows alone lies along the row of one partition, a product on all of them."""
     m = column_sums(dtype)
-    streamed = plan_of(m, check_streamed(m, dtype)).streamed
-    assert streamed and streamed.outside
+    blocked = plan_of(m, check_blocked(m, dtype)).blocked
+    assert blocked and blocked.outside
 
 
-def test_rows_that_add_up_segments_have_them_inside() -> None:
+def test_rows_that_add_up_column_tiles_have_them_inside() -> None:
     """dQ adds up the keys, so that dK and dV beside it stay whole on chip."""
     m = backward(LONG, F32)
-    streamed = plan_of(m, streamed_limits(m)).streamed
-    assert streamed and not streamed.outside
+    blocked = plan_of(m, blocked_limits(m)).blocked
+    assert blocked and not blocked.outside
 
 
-def test_values_along_the_segments_without_rows() -> None:
+def test_values_along_the_column_tiles_without_rows() -> None:
     """Row statistics of the other side, as the gradient of keys and values reads them."""
     s, t, d = 1, 2, 3
     m = Maker((1, 384, 4096, 64), "key_gradient")
@@ -159,25 +159,25 @@ def test_values_along_the_segments_without_rows() -> None:
     m.store(m.contract(p, do, (t,)), (0, s, d))
     m.store(m.reduce(p, (t,), "max"), (0, s))
     m.store(m.contract(m.node("multiply", p, row), q, (t,)), (0, s, d))
-    check_streamed(m, F32)
+    check_blocked(m, F32)
 
 
-def test_weights_of_streamed_rows_are_stored() -> None:
-    """What lies along the streamed iter dim is made again in the pass that follows the sum."""
+def test_weights_of_blocked_rows_are_stored() -> None:
+    """What lies along the blocked iter dim is made again in the pass that follows the sum."""
     m = Maker((300, 6000, 64, 48), "weights")
     x = m.contract(m.load((0, 2)), m.load((1, 2)), (2,))
     p = m.node("exponential", m.node("subtract", x, m.reduce(x, (1,), "max")))
     weights = m.node("divide", p, m.reduce(p, (1,)))
     m.store(weights, (0, 1))
     m.store(m.contract(weights, m.load((1, 3)), (1,)), (0, 3))
-    check_streamed(m, F32)
+    check_blocked(m, F32)
 
 
-def test_masked_segments_are_left_out() -> None:
-    """Causal rows of a square: bands do not look at what lies behind their last row."""
+def test_masked_column_tiles_are_left_out() -> None:
+    """Causal rows of a square: panels do not look at what lies behind their last row."""
     sizes = (1, 8192, 8192, 64, 64)
     full, half = (forward(sizes, BF16, mask) for mask in ("", "causal"))
-    limits, target = streamed_limits(half), load_target(TARGET)
+    limits, target = blocked_limits(half), load_target(TARGET)
     busy = [
         kernel_time(m.kernel(limits), m.tensors, target).busy_ps["tensor"] for m in (full, half)
     ]
@@ -188,7 +188,7 @@ def test_rows_of_any_length_fit() -> None:
     """On the real machine: forward attention of width 128 at 200,000 positions."""
     m = forward((1, 256, 200_000, 128, 128), BF16)
     plan = plan_of(m, limits_for(TARGET))
-    assert plan.streamed and plan.streamed.length < 200_000
+    assert plan.blocked and plan.blocked.length < 200_000
     kernel = m.kernel()
     inputs = sum(np.prod(t.shape) * t.dtype.bytes for t in m.tensors if t.kind == "input")
     assert sum(t.slots * t.slot_bytes for t in kernel.tiles if t.name == "moving") < inputs / 128
@@ -208,4 +208,4 @@ def residual_norm(sizes: tuple[int, ...]) -> Maker:
 
 def test_what_meets_a_finished_sum_is_loaded_in_an_earlier_pass() -> None:
     """A load of the level and iter dim of the sweep that reads it, one pass before: kept."""
-    check_streamed(residual_norm((640, 4096, 96)), F32)
+    check_blocked(residual_norm((640, 4096, 96)), F32)

@@ -1,9 +1,9 @@
-"""Strip kernels: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over
+"""Loop fusions: a loop nest over tiles, everything of a row in SBUF, reductions accumulated over
 the loops they cross.
 
 Every value runs at the shallowest loop that covers the iter dims it spans. What depends on a sum
 over an inner loop runs after that loop; if it spans the loop again, a second pass over the loop
-re-makes what it needs. `strip_plan.py` chooses the partition, extents and loop order.
+re-makes what it needs. `loop_fusion_plan.py` chooses the partition, extents and loop order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.codegen import indexed, reductions
 from shardwright.compiler.codegen.builder import Builder, Held, Scope, pieces
-from shardwright.compiler.codegen.domain import CODELESS, IterDims, Numbers, Space
+from shardwright.compiler.codegen.domain import CODELESS, Domain, IterDims, Numbers
 from shardwright.compiler.codegen.values import Frame
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.isa.kernel import STORES
@@ -23,15 +23,15 @@ Slots = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StripPlan:
-    """How a strip kernel is tiled.
+class LoopPlan:
+    """How a loop fusion is tiled.
 
     `axes` are the free iter dims, major to minor; `extents` the tile extent of every iter dim;
     `order` the looped iter dims, outermost first; `values` the numbers to compute; `slots` as in
     `Frame`; `cost` an estimate in nanoseconds.
     """
 
-    space: Space
+    domain: Domain
     values: Numbers
     partition: int | None
     axes: IterDims
@@ -50,12 +50,12 @@ class Depths:
     result: int
 
 
-def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[int, Depths]:
+def depths(domain: Domain, values: Iterable[int], order: Sequence[int]) -> dict[int, Depths]:
     """Depths of values for a loop order; a reduction over loops has its result outside them."""
     at = {a: i for i, a in enumerate(order)}
     found: dict[int, Depths] = {}
     for n in values:
-        value = space[n]
+        value = domain[n]
         spanned = value.iter_dims | value.over
         run = max((at[a] + 1 for a in spanned if a in at), default=0)
         run = max((run, *(found[i].result for i in value.inputs)))
@@ -64,19 +64,19 @@ def depths(space: Space, values: Iterable[int], order: Sequence[int]) -> dict[in
     return found
 
 
-def emit_strips(plan: StripPlan, builder: Builder) -> None:
-    """Append the code of a strip kernel to the builder's body."""
+def emit_loops(plan: LoopPlan, builder: Builder) -> None:
+    """Append the code of a loop fusion to the builder's body."""
     _Nest(builder, plan).level(0, builder.scope(plan.extents), list(plan.values))
 
 
 class _Nest:
     """Recursion over the loops of one plan."""
 
-    def __init__(self, builder: Builder, plan: StripPlan) -> None:
+    def __init__(self, builder: Builder, plan: LoopPlan) -> None:
         self.plan = plan
-        self.space = plan.space
-        self.frame = Frame(builder, plan.space, plan.partition, plan.axes, plan.slots)
-        self.depths = depths(plan.space, plan.values, plan.order)
+        self.domain = plan.domain
+        self.frame = Frame(builder, plan.domain, plan.partition, plan.axes, plan.slots)
+        self.depths = depths(plan.domain, plan.values, plan.order)
         self.partial: dict[int, Held] = {}
 
     def level(self, depth: int, scope: Scope, todo: list[int]) -> None:
@@ -97,14 +97,14 @@ class _Nest:
         """A pass may not read again what an earlier one has overwritten in place."""
         touched = [
             (v.op in STORES, v.map.tensor)
-            for v in map(self.space.values.__getitem__, numbers)
+            for v in map(self.domain.values.__getitem__, numbers)
             if v.map
         ]
         root = self.frame.builder.root
         if any(not stores and tensor >= 0 and root(tensor) in stored for stores, tensor in touched):
             raise CompileError(
                 "SW_CODEGEN_IN_PLACE",
-                f"kernel {self.space.name} reads a tensor again after storing to its memory",
+                f"kernel {self.domain.name} reads a tensor again after storing to its memory",
                 hint="store to another buffer",
             )
         stored |= {root(tensor) for stores, tensor in touched if stores}
@@ -129,7 +129,7 @@ class _Nest:
         """How many passes over the next loop must be finished before a value can start."""
         ready: dict[int, int] = {}
         for n in todo:
-            known = [i for i in self.space[n].inputs if i in ready]
+            known = [i for i in self.domain[n].inputs if i in ready]
             ready[n] = max((ready[i] + self._crosses(i, depth) for i in known), default=0)
         return ready
 
@@ -139,21 +139,21 @@ class _Nest:
         return at.result <= depth < at.run
 
     def _has_code(self, number: int) -> bool:
-        return self.space[number].op not in CODELESS
+        return self.domain[number].op not in CODELESS
 
     def _ends_pass(self, number: int, depth: int) -> bool:
         inside = self.depths[number].run > depth
         return self._crosses(number, depth) or (self._is_root(number) and inside)
 
     def _is_root(self, number: int) -> bool:
-        return self.space[number].op in STORES
+        return self.domain[number].op in STORES
 
     def _needed(self, depth: int, todo: list[int], ends: list[int]) -> list[int]:
         """`ends` and what they need inside the next loop, earlier passes' rematerialised."""
         wanted = set(ends)
         for n in reversed(todo):
             if n in wanted:
-                inputs = self.space[n].inputs
+                inputs = self.domain[n].inputs
                 wanted.update(
                     i for i in inputs if self.depths[i].run > depth and not self._crosses(i, depth)
                 )
@@ -163,12 +163,12 @@ class _Nest:
         """Values made by single units here, by the unit that reads them last."""
         own = {numbers[0] for numbers, is_pass in units if not is_pass}
         own |= {n for numbers, is_pass in units if is_pass for n in numbers}
-        homes = self.space.homes(own)
+        homes = self.domain.homes(own)
         last: dict[int, int] = {}
         for at, (numbers, _) in enumerate(units):
             inside = set(numbers)
             for n in numbers:
-                read = [i for i in self.space[n].inputs if i not in inside]
+                read = [i for i in self.domain[n].inputs if i not in inside]
                 last.update({homes.get(i, i): at for i in read})
         dead: dict[int, list[int]] = {}
         for n, at in last.items():
@@ -177,7 +177,7 @@ class _Nest:
         return dead
 
     def _value(self, number: int, scope: Scope) -> None:
-        op = self.space[number].op
+        op = self.domain[number].op
         if number in self.partial:
             reductions.accumulate(self.frame, number, self.partial[number], scope, looped=True)
         elif op == "reduce":
@@ -195,9 +195,9 @@ class _Nest:
         for n in own:
             self.partial[n] = reductions.new_accumulator(self.frame, n, scope)
         iter_dim = self.plan.order[depth]
-        size = scope.sizes.get(iter_dim, self.space.sizes[iter_dim])
+        size = scope.sizes.get(iter_dim, self.domain.sizes[iter_dim])
         extent = min(size, self.plan.extents[iter_dim])
-        for piece in pieces(size, extent, self.space.splits.get(iter_dim)):
+        for piece in pieces(size, extent, self.domain.splits.get(iter_dim)):
             self.level(depth + 1, scope.enter(iter_dim, piece), numbers)
         for n in own:
             reductions.finish(self.frame, n, self.partial.pop(n), scope)

@@ -1,4 +1,4 @@
-"""Attention whose rows are streamed, from JAX to instructions: values forward and backward at both
+"""Attention whose rows are blocked, from JAX to instructions: values forward and backward at both
 levels, masks of every kind, and no score in HBM.
 """
 
@@ -44,8 +44,8 @@ def arrays(dtype) -> list[np.ndarray]:
 
 
 @pytest.fixture
-def streamed(monkeypatch, tmp_path):
-    """A machine with little SBUF, and the plans of the row kernels that were generated for it."""
+def blocked(monkeypatch, tmp_path):
+    """A machine with little SBUF, and the plans of reduction fusions that were generated for it."""
     plans = []
 
     def shrink(sbuf_bytes: int):
@@ -68,9 +68,9 @@ MASKS = {"causal": (-1e30, 40), "-inf": (-np.inf, 0), "lowest": (NEVER, 0), "emp
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_forward_is_online(mask: str, streamed) -> None:
+def test_forward_is_online(mask: str, blocked) -> None:
     """Rows without a key (of the last mask) have equal weights, as in JAX."""
-    machine, plans = streamed(30_000)
+    machine, plans = blocked(30_000)
     made = compiled(attention(*MASKS[mask]), arrays(jnp.float32)[:3], machine)
     assert plans and all(plan.online for plan in plans)
     for level in ("L0", "L1"):
@@ -78,18 +78,18 @@ def test_forward_is_online(mask: str, streamed) -> None:
 
 
 @pytest.mark.parametrize("mask", ["causal", "-inf", "empty"])
-def test_backward_is_streamed(mask: str, streamed) -> None:
-    machine, plans = streamed(60_000)
+def test_backward_is_blocked(mask: str, blocked) -> None:
+    machine, plans = blocked(60_000)
     made = compiled(gradients(attention(*MASKS[mask])), arrays(jnp.float32), machine)
-    assert any(plan.streamed for plan in plans)
+    assert any(plan.blocked for plan in plans)
     for level in ("L0", "L1"):
         assert worst_distance(made.run(level), made.expected()) <= 1e-5
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_short_floats(backward: bool, streamed) -> None:
+def test_short_floats(backward: bool, blocked) -> None:
     """bf16 against fp32 JAX; as near as bf16 JAX (docs/numerics.md)."""
-    machine, plans = streamed(50_000 if backward else 26_000)
+    machine, plans = blocked(50_000 if backward else 26_000)
     forward = attention(-1e30, 40)
     fn, given = (
         (gradients(forward), arrays(jnp.bfloat16))
@@ -97,7 +97,7 @@ def test_short_floats(backward: bool, streamed) -> None:
         else (forward, arrays(jnp.bfloat16)[:3])
     )
     made = compiled(fn, given, machine)
-    assert any(plan.streamed for plan in plans)
+    assert any(plan.blocked for plan in plans)
     wanted = [np.asarray(x) for x in jax.tree.leaves(fn(*(x.astype(jnp.float32) for x in given)))]
     bound = max(1e-2, worst_distance(made.expected(), wanted))
     for level in ("L0", "L1"):
@@ -117,9 +117,9 @@ def placed(at, q, k, v):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_mask_by_the_place_of_a_core_is_streamed_too(backward, dtype, streamed) -> None:
+def test_a_mask_by_the_place_of_a_core_is_blocked_too(backward, dtype, blocked) -> None:
     """One program for all cores; the mask is made of a number, and no plane of it is stored."""
-    machine, plans = streamed(60_000 if backward else 30_000)
+    machine, plans = blocked(60_000 if backward else 30_000)
     given = arrays(dtype)
 
     def gradients_of_place(at, q, k, v, g):
@@ -128,7 +128,7 @@ def test_a_mask_by_the_place_of_a_core_is_streamed_too(backward, dtype, streamed
     fn = gradients_of_place if backward else placed
     given = given if backward else given[:3]
     made = compiled(fn, [jnp.int32(0), *given], machine)
-    assert any(plan.streamed for plan in plans)
+    assert any(plan.blocked for plan in plans)
     wide = [x.astype(jnp.float32) for x in given]
     for at in (0, 5, CORES - 1):
         here = replace(made, args=(jnp.int32(at), *given))
