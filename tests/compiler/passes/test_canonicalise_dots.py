@@ -11,8 +11,8 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Op
+from shardwright.compiler.passes.canonicalise_dots import canonicalise_dots
 from shardwright.compiler.passes.dce import dce
-from shardwright.compiler.passes.orient import orient
 
 
 def arrays(graph: Graph, seed: int = 0) -> list[np.ndarray]:
@@ -21,7 +21,7 @@ def arrays(graph: Graph, seed: int = 0) -> list[np.ndarray]:
 
 
 def clean(graph: Graph) -> Graph:
-    return dce(orient(graph))
+    return dce(canonicalise_dots(graph))
 
 
 def names(graph: Graph) -> list[str]:

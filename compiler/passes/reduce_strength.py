@@ -21,12 +21,12 @@ _TYPES = (DType.F32, DType.BF16)  # a half loses a bit below 1e-38; in fp16 that
 _PLUS = (1, 1)  # signs of a sum of two
 
 
-def doubled(graph: Graph) -> Graph:
+def reduce_strength(graph: Graph) -> Graph:
     """`graph` with those sums rewritten; what they leave unused is left to `dce`."""
-    return replaced(graph, _doubled, doubled)
+    return replaced(graph, _reduced, reduce_strength)
 
 
-def _doubled(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
+def _reduced(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """y + y, or the sum of y and a sum with y; nothing for any other op."""
     made = Builder(loc=op.loc)
     if signs(op) != _PLUS or op.result.type.dtype not in _TYPES:

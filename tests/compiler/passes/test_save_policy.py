@@ -12,7 +12,7 @@ import pytest
 
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.passes.pipeline import KEEP_PASSES, STEP_PASSES
+from shardwright.compiler.passes.pipeline import SAVE_PASSES, STEP_PASSES
 from shardwright.compiler.rewriting.driver import run
 from tests.support.compiled import graph_of
 
@@ -67,7 +67,7 @@ def before_and_after(layer: Layer) -> tuple[Graph, Graph]:
 
     arguments: tuple[Any, ...] = (weights(), example())
     before = run(graph_of(jax.value_and_grad(loss), *arguments), STEP_PASSES)
-    after = run(before, KEEP_PASSES)
+    after = run(before, SAVE_PASSES)
     arrays = jax.tree.leaves(arguments)
     for a, b in zip(evaluate(before, arrays), evaluate(after, arrays), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -1,4 +1,4 @@
-"""Concatenations that only elementwise work, folds and aligned slices follow are taken apart.
+"""Concatenations that only elementwise work, folds and aligned slices follow are split.
 
 A sink in front of the keys of a softmax, or a gradient padded back to the whole, would make every
 value behind it one element longer than the tiles of what it is made from. Piece by piece the same
@@ -42,12 +42,12 @@ class Cut:
         return next((i for i, (a, b) in enumerate(self.spans()) if a <= first and end <= b), None)
 
 
-def separate(graph: Graph) -> Graph:
+def split_concats(graph: Graph) -> Graph:
     """`graph` without the concatenations, and pads, that need not be made.
 
     Results of folds and slices keep their values; sums may round differently in the last place.
     """
-    graph = within(graph, separate)
+    graph = within(graph, split_concats)
     cuts = _Cuts(graph).found()
     return _Writer(graph, cuts).run() if cuts else graph
 

@@ -12,7 +12,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.passes.dce import dce
-from shardwright.compiler.passes.separate import MAX_PIECES, separate
+from shardwright.compiler.passes.split_concats import MAX_PIECES, split_concats
 
 RNG = np.random.default_rng(5)
 JOINS = {"concatenate", "pad"}
@@ -23,9 +23,9 @@ def joins(graph: Graph) -> int:
 
 
 def check(graph: Graph) -> Graph:
-    """The separated graph, with equal values on random inputs."""
+    """The graph in pieces, with equal values on random inputs."""
     inputs = [RNG.standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs]
-    made = separate(graph)
+    made = split_concats(graph)
     for want, have in zip(evaluate(graph, inputs), evaluate(made, inputs), strict=True):
         np.testing.assert_allclose(want, have, rtol=1e-6, atol=1e-6)
     return made
@@ -116,7 +116,7 @@ def test_what_needs_the_whole_keeps_it(make: Callable[[Builder], Value]) -> None
     assert joins(check(graph)) == joins(graph) > 0
 
 
-def test_a_family_is_kept_or_separated_as_one() -> None:
+def test_a_family_is_kept_or_split_as_one() -> None:
     """Values that meet share their fate; others of the level do not."""
     b = Builder()
     kept, gone = joined(b, (2, 3)), joined(b, (2, 3))

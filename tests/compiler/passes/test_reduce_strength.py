@@ -11,8 +11,8 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.dce import dce
-from shardwright.compiler.passes.doubled import doubled
 from shardwright.compiler.passes.pipeline import LOCAL_PASSES
+from shardwright.compiler.passes.reduce_strength import reduce_strength
 from shardwright.compiler.rewriting.driver import run
 from tests.support.compiled import run_levels
 
@@ -38,7 +38,7 @@ def sums(b: Builder, dtype: DType, form: str) -> Graph:
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
 def test_two_equal_terms_are_one(form: str, dtype: DType) -> None:
     graph = sums(Builder(), dtype, form)
-    made = doubled(graph)
+    made = reduce_strength(graph)
     assert names(made).count("add") == names(graph).count("add") - 1
     rng = np.random.default_rng(1)
     inputs = [rng.standard_normal((3, 4)).astype(dtype.numpy) for _ in range(2)]
@@ -59,7 +59,7 @@ def test_sums_overflow_where_they_did(dtype: DType) -> None:
     b = Builder()
     left, right = b.input(a.shape, dtype), b.input(a.shape, dtype)
     graph = b.finish(b.add(b.add(left, right), right), b.add(right, right))
-    made = doubled(graph)
+    made = reduce_strength(graph)
     assert len(dce(made).ops) > len(graph.ops)
     with np.errstate(all="ignore"):
         wanted = [v.astype(np.float64) for v in evaluate(graph, [a, y])]
@@ -76,7 +76,7 @@ def test_sums_overflow_where_they_did(dtype: DType) -> None:
 )
 def test_other_sums_stay(form: str, dtype: DType) -> None:
     graph = sums(Builder(), dtype, form)
-    assert doubled(graph) is graph
+    assert reduce_strength(graph) is graph
 
 
 def test_both_orders_of_a_product_count_as_one() -> None:

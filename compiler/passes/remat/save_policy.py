@@ -33,12 +33,12 @@ byte in 7.4 ps (16 queues at 17 GB/s), Vector computes an element in 8.1 ps (128
 """
 
 
-def keep_less(graph: Graph) -> Graph:
+def save_policy(graph: Graph) -> Graph:
     """`graph` with loops that keep fewer bytes for other loops, loop bodies included.
 
     Values are equal bit by bit. What is not read any more is left to `dce`.
     """
-    return within(remake_across_loops(graph, lightest), keep_less)
+    return within(remake_across_loops(graph, lightest), save_policy)
 
 
 def lightest(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -> Chosen:

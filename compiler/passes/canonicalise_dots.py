@@ -22,14 +22,14 @@ from shardwright.compiler.ir.types import Graph, Op, Value
 _CARRYING = frozenset(("convert",))  # may stand between the contraction and its transpose
 
 
-def orient(graph: Graph) -> Graph:
+def canonicalise_dots(graph: Graph) -> Graph:
     """`graph` with contractions swapped where only a transpose that wants it reads them."""
     producers = graph.producers()
     uses = Counter(v for op in graph.ops for v in op.operands) + Counter(graph.outputs)
-    return replaced(graph, lambda op, _: _oriented(op, producers, uses), orient)
+    return replaced(graph, lambda op, _: _canonicalised(op, producers, uses), canonicalise_dots)
 
 
-def _oriented(op: Op, producers: Mapping[Value, Op], uses: Mapping[Value, int]) -> list[Op]:
+def _canonicalised(op: Op, producers: Mapping[Value, Op], uses: Mapping[Value, int]) -> list[Op]:
     """The ops that make the result of a transpose from a swapped contraction, if it wants one."""
     order = permutation(op)
     chain = _from_contraction(op.operands[0], producers, uses) if order else []
