@@ -9,7 +9,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "timing": (
         "compiler/timing/evaluate.py",
         "compiler/timing/max_plus.py",
-        "compiler/timing/chain.py",
+        "compiler/timing/core_timeline.py",
         "sim_cluster/instructions/physical_cores.py",
         "sim_cluster/timing/step_parts.py",
         "sim_cluster/instructions/past.py",

@@ -15,7 +15,7 @@ from shardwright.compiler.timing.max_plus import ENGINES, QUEUE, Timed, TimedLoo
 DMA = (Engine.DMA_IN, Engine.DMA_OUT)
 
 
-class Chain:
+class CoreTimeline:
     """The clocks of a physical core from kernel to kernel; `semaphore_ps` passes until another
     engine sees what a compute engine has done.
 
