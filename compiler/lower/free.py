@@ -1,8 +1,8 @@
 """Values made of constants, counts and registers alone, re-made inside every kernel that uses them.
 
-A mask or a table of positions never crosses HBM. The value is built top down for the labels of its
-use: a count becomes one iota node per iter dim of its dim, a slice shifts the count, a broadcast
-drops iter dims.
+A mask or a table of positions never crosses HBM. The value is built top down for the indexing map
+of its use: a count becomes one iota node per iter dim of its dim, a slice shifts the count, a
+broadcast drops iter dims.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardwright.compiler.ir.facts import dim_map, stored
 from shardwright.compiler.ir.traits import ALIASING, IDENTITIES, LITERALS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import Affine
-from shardwright.compiler.lower.labels import Label, Labels, leaves, regroup
+from shardwright.compiler.lower.indexing_map import IndexExpr, IndexingMap, leaves, regroup
 from shardwright.compiler.lower.task import NeedsCopyError
 from shardwright.compiler.support.intervals import within
 from shardwright.compiler.support.walks import answered
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 ZERO = Affine()
 Origin = tuple[tuple[Affine, int], ...]  # per dim: first position and step
-Occurrence = tuple[Value, Labels, Origin]
-_STILL: tuple[Label, tuple[Affine, int]] = ((), (ZERO, 1))
+Occurrence = tuple[Value, IndexingMap, Origin]
+_STILL: tuple[IndexExpr, tuple[Affine, int]] = ((), (ZERO, 1))
 
 
-def remake(emitter: Emitter, value: Value, labels: Labels) -> int:
+def remake(emitter: Emitter, value: Value, indexing: IndexingMap) -> int:
     """The node of free `value`. Raises NeedsCopyError when sizes do not divide."""
     emitter.remade.clear()
-    return _remake(emitter, (value, labels, ((ZERO, 1),) * len(labels)))
+    return _remake(emitter, (value, indexing, ((ZERO, 1),) * len(indexing)))
 
 
 def _remake(emitter: Emitter, place: Occurrence) -> int:
@@ -49,21 +49,21 @@ def _remake(emitter: Emitter, place: Occurrence) -> int:
 
 def _read(emitter: Emitter, place: Occurrence) -> list[Occurrence]:
     """The places that one is made from."""
-    value, labels, origin = place
+    value, indexing, origin = place
     op = emitter.body.made.get(value)
     if emitter.body.known.get(value) is not None or op is None or op.name in LITERALS:
         return []
     if op.name in ALIASING:
-        return [_behind(emitter, op, labels, origin)]
-    rank = len(labels)
+        return [_behind(emitter, op, indexing, origin)]
+    rank = len(indexing)
     return [
-        (v, labels if v.type.rank == rank else (), origin if v.type.rank else ())
+        (v, indexing if v.type.rank == rank else (), origin if v.type.rank else ())
         for v in op.operands
     ]
 
 
 def _make(emitter: Emitter, place: Occurrence, read: Sequence[Occurrence]) -> int:
-    value, labels, origin = place
+    value, indexing, origin = place
     body = emitter.body
     known = body.known.get(value)
     if known is not None and not known.is_constant:
@@ -75,7 +75,7 @@ def _make(emitter: Emitter, place: Occurrence, read: Sequence[Occurrence]) -> in
     if (held := stored(op)) is not None:
         return _constant(emitter, value.type.dtype, held.array().reshape(-1)[0])
     if op.name in LITERALS:
-        return _count(emitter, value, labels, origin)
+        return _count(emitter, value, indexing, origin)
     inputs = [emitter.remade[one] for one in read]
     return inputs[0] if op.name in ALIASING else emitter.elementwise(op, inputs)
 
@@ -86,29 +86,29 @@ def _constant(emitter: Emitter, dtype: DType, number: Any) -> int:
     return emitter.constant(kind(number), dtype)
 
 
-def _count(emitter: Emitter, value: Value, labels: Labels, origin: Origin) -> int:
+def _count(emitter: Emitter, value: Value, indexing: IndexingMap, origin: Origin) -> int:
     """start + step * position along the dim of an iota."""
     dim = emitter.body.made[value].attrs.dim
     start, step = origin[dim]
     size = value.type.shape[dim]
-    return count(emitter, labels[dim], value.type.dtype, start, step, size)
+    return count(emitter, indexing[dim], value.type.dtype, start, step, size)
 
 
 def count(
     emitter: Emitter,
-    label: Label,
+    expr: IndexExpr,
     dtype: DType,
     start: Affine = ZERO,
     step: int = 1,
     size: int = 0,
 ) -> int:
-    """The node of start + step * position along the dim with this label; a start that registers
+    """The node of start + step * position along the dim that `expr` indexes; a start that registers
     move is told to stay in `size` positions.
     """
     parts: list[int] = []
     told = within((0, size - 1), dtype) if start.terms and size else None
     known = {} if told is None else {"low": told[0], "high": told[1]}
-    for iter_dim in reversed(leaves(label)):
+    for iter_dim in reversed(leaves(expr)):
         (number,) = emitter.numbers((iter_dim,))
         attrs = {"atom": number, "start": start, "step": step, **known}
         parts.append(emitter.node("iota", (), (iter_dim,), dtype, attrs))
@@ -118,56 +118,56 @@ def count(
     return reduce(lambda total, part: emitter.pointwise("add", (total, part), dtype), parts)
 
 
-def _behind(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
+def _behind(emitter: Emitter, op: Op, indexing: IndexingMap, origin: Origin) -> Occurrence:
     """Where a view looks in its operand; new and stretched dims do not move it."""
     source = op.operands[0]
     if op.name in IDENTITIES:
-        return source, labels, origin
+        return source, indexing, origin
     if (walked := dim_map(op)) is None:
-        return _BEHIND[op.name](emitter, op, labels, origin)
+        return _BEHIND[op.name](emitter, op, indexing, origin)
     shape = source.type.shape
     place = {own: d for d, own in enumerate(walked) if own is not None and shape[own] != 1}
     inner = [
-        (labels[place[d]], origin[place[d]]) if d in place else _STILL for d in range(len(shape))
+        (indexing[place[d]], origin[place[d]]) if d in place else _STILL for d in range(len(shape))
     ]
-    return source, tuple(label for label, _ in inner), tuple(o for _, o in inner)
+    return source, tuple(expr for expr, _ in inner), tuple(o for _, o in inner)
 
 
-def _reshape(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
-    """Labels are split or merged; where they cannot be, the result gets memory, and where that copy
-    is what cannot be labelled (a transpose inside), the operand does.
+def _reshape(emitter: Emitter, op: Op, indexing: IndexingMap, origin: Origin) -> Occurrence:
+    """Indices are split or merged; where they cannot be, the result gets memory, and where that
+    copy is what cannot be mapped (a transpose inside), the operand does.
     """
     source = op.operands[0]
-    inner = regroup(labels, source.type.shape)
+    inner = regroup(indexing, source.type.shape)
     if inner is None or any(o != (ZERO, 1) for o in origin):
         copied = emitter.body.now(op.result) is not op.result
         raise NeedsCopyError(source if copied else op.result)
     return source, inner, ((ZERO, 1),) * source.type.rank
 
 
-def _slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
+def _slice(emitter: Emitter, op: Op, indexing: IndexingMap, origin: Origin) -> Occurrence:
     cuts = zip(op.attrs.start, op.attrs.stride, origin, strict=True)
     shifted = tuple((begin * step + start, step * stride) for start, step, (begin, stride) in cuts)
-    return op.operands[0], labels, shifted
+    return op.operands[0], indexing, shifted
 
 
-def _reverse(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
+def _reverse(emitter: Emitter, op: Op, indexing: IndexingMap, origin: Origin) -> Occurrence:
     """From the last position backwards."""
     shape = op.result.type.shape
     flipped = [
         (begin * -1 + (shape[d] - 1), -step) if d in op.attrs.dims else (begin, step)
         for d, (begin, step) in enumerate(origin)
     ]
-    return op.operands[0], labels, tuple(flipped)
+    return op.operands[0], indexing, tuple(flipped)
 
 
-def _dynamic_slice(emitter: Emitter, op: Op, labels: Labels, origin: Origin) -> Occurrence:
+def _dynamic_slice(emitter: Emitter, op: Op, indexing: IndexingMap, origin: Origin) -> Occurrence:
     source, *starts = op.operands
     at = emitter.body.starts(op, source, op.attrs.sizes, starts)
     shifted = tuple(
         (begin + start, stride) for start, (begin, stride) in zip(at, origin, strict=True)
     )
-    return source, labels, shifted
+    return source, indexing, shifted
 
 
 _BEHIND = {

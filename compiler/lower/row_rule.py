@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import IterDim, all_leaves
+from shardwright.compiler.lower.indexing_map import IterDim, all_leaves
 from shardwright.compiler.lower.rule import Rule, crowded, most_alive, traffic
-from shardwright.compiler.lower.space import Refusal, Space, label
+from shardwright.compiler.lower.space import Refusal, Space, index_space
 from shardwright.compiler.lower.strip_rule import EPILOGUE
 from shardwright.compiler.lower.task import CONTRACT, PARTITIONS, STRIP, Task
 
@@ -73,7 +73,7 @@ class RowRule(Rule):
             return Refusal("kind", "no contraction among them")
         if found := crowded(groups, tasks, self.budget) or self._too_intense(groups, a, b):
             return found
-        space = label(groups.body, tasks)
+        space = index_space(groups.body, tasks)
         spans = [_spans(space, task) for task in tasks]
         first: Refusal | None = None
         for rows in _candidates(spans):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import all_leaves
+from shardwright.compiler.lower.indexing_map import all_leaves
 from shardwright.compiler.lower.space import Refusal, RefusedError, Space
 from shardwright.compiler.lower.task import WRITE, Task
 
@@ -126,5 +126,5 @@ def elsewhere(space: Space, contract: Task, tasks: Sequence[Task]) -> Refusal | 
     """Refuse when a value of the kernel walks other indices than the contraction's result."""
     walked = set(all_leaves(space.results[contract.result]))
     if any(set(all_leaves(space.results[t.result])) != walked for t in tasks):
-        return Refusal("label", "a value walks other indices than the contraction's result")
+        return Refusal("indexing map", "a value walks other indices than the contraction's result")
     return None

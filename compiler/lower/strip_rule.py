@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import IterDim, Labels, all_leaves, extent
+from shardwright.compiler.lower.indexing_map import IndexingMap, IterDim, all_leaves, extent
 from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, most_alive
-from shardwright.compiler.lower.space import Refusal, Space, label
+from shardwright.compiler.lower.space import Refusal, Space, index_space
 from shardwright.compiler.lower.task import CONTRACT, COPY, STRIP, WRITE, Task
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class StripRule(Rule):
             return Refusal("kind", "a contraction meets more than conversions and writes")
         if not contracts and (found := crowded(groups, tasks, self.budget)):
             return found
-        space = label(groups.body, tasks)
+        space = index_space(groups.body, tasks)
         if contracts:
             return elsewhere(space, contracts[0], tasks)
         return self._unfit(groups, space, tasks)
@@ -64,7 +64,9 @@ class StripRule(Rule):
             return Refusal("space", "values walk indices that no value of the kernel joins")
         if parallel and not inner:
             return None
-        biggest = max((extent(all_leaves(labels)) for labels in space.results.values()), default=1)
+        biggest = max(
+            (extent(all_leaves(indexing)) for indexing in space.results.values()), default=1
+        )
         if not parallel:
             whole = any(
                 t.number in inner and extent(all_leaves(space.operand(t, 0))) > 1 for t in tasks
@@ -119,5 +121,5 @@ def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[IterDi
     return most_alive(steps, last)
 
 
-def _row_bytes(labels: Labels, parallel: Collection[IterDim]) -> int:
-    return _ROW_BYTES * extent(a for a in all_leaves(labels) if a not in parallel)
+def _row_bytes(indexing: IndexingMap, parallel: Collection[IterDim]) -> int:
+    return _ROW_BYTES * extent(a for a in all_leaves(indexing) if a not in parallel)

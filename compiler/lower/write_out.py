@@ -17,7 +17,7 @@ from shardwright.compiler.lower.excess import keep_wide
 from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import makespan_ps
 from shardwright.compiler.lower.schedule import Orders, Slot
-from shardwright.compiler.lower.space import label
+from shardwright.compiler.lower.space import index_space
 from shardwright.compiler.lower.storage import Place, Storage
 from shardwright.compiler.lower.task import (
     COLLECTIVE,
@@ -177,7 +177,7 @@ def kernel_program(groups: Groups, members: Collection[int]) -> KernelProgram:
     """What a compute kernel of these tasks does. Raises the errors that ask for another try."""
     tasks = groups.tasks(members)
     emitter = Emitter(
-        label(groups.body, tasks), groups.storage, lambda t: groups.is_stored(t, members)
+        index_space(groups.body, tasks), groups.storage, lambda t: groups.is_stored(t, members)
     )
     program = emitter.program(title(tasks), min(_ordinal(t.op) for t in tasks))
     return keep_wide(program) if groups.body.excess else program

@@ -1,8 +1,8 @@
-"""Index-space labels: which independent index every dim of a value walks.
+"""Indexing maps: which independent index every dim of a value walks.
 
-A label is, per dim, a tuple of iter dims from major to minor; a dim of size 1 has the empty label.
+A map has an expression per dim: iter dims from major to minor, none for a dim of size 1.
 Iter dims form a union-find: `unify` makes two dims walk the same index and splits the larger iter
-dim where sizes divide, so reshapes need no pattern. Labels are made per kernel and per use, never
+dim where sizes divide, so reshapes need no pattern. Maps are made per kernel and per use, never
 for a whole graph: through contractions, unrelated indices would merge.
 """
 
@@ -15,8 +15,8 @@ from itertools import chain
 from shardwright.compiler.ir.facts import dim_map
 from shardwright.compiler.ir.types import Op
 
-Label = tuple["IterDim", ...]
-Labels = tuple[Label, ...]
+IndexExpr = tuple["IterDim", ...]
+IndexingMap = tuple[IndexExpr, ...]
 
 
 class IterDim:
@@ -38,26 +38,26 @@ class IterDim:
         return self.parts
 
 
-def fresh(shape: Sequence[int]) -> Labels:
+def fresh(shape: Sequence[int]) -> IndexingMap:
     """New iter dims for every dim of `shape`."""
     return tuple((IterDim(n),) if n != 1 else () for n in shape)
 
 
-def behind(op: Op, labels: Labels) -> Labels | None:
-    """Labels of a view of what has `labels`: dims along which it repeats get fresh iter dims. None
-    for a reshape where sizes do not divide.
+def behind(op: Op, indexing: IndexingMap) -> IndexingMap | None:
+    """The map of a view of what has `indexing`: dims along which it repeats get fresh iter dims.
+    None for a reshape where sizes do not divide.
     """
     shape, walked = op.result.type.shape, dim_map(op)
     if walked is None:
-        return regroup(labels, shape)
+        return regroup(indexing, shape)
     pairs = zip(walked, shape, strict=True)
-    return tuple(fresh((n,))[0] if d is None else labels[d] for d, n in pairs)
+    return tuple(fresh((n,))[0] if d is None else indexing[d] for d, n in pairs)
 
 
-def leaves(label: Iterable[IterDim]) -> list[IterDim]:
-    """The root iter dims `label` stands for now, major to minor."""
+def leaves(expr: Iterable[IterDim]) -> list[IterDim]:
+    """The root iter dims `expr` stands for now, major to minor."""
     found: list[IterDim] = []
-    for iter_dim in label:
+    for iter_dim in expr:
         root = iter_dim if iter_dim.parent is None else find(iter_dim)
         if root.parts is None:
             found.append(root)
@@ -76,21 +76,23 @@ def find(iter_dim: IterDim) -> IterDim:
     return root
 
 
-def all_leaves(labels: Labels) -> list[IterDim]:
+def all_leaves(indexing: IndexingMap) -> list[IterDim]:
     """The root iter dims of all dims, in order."""
-    return leaves(chain.from_iterable(labels))
+    return leaves(chain.from_iterable(indexing))
 
 
-def distinct(labels: Labels) -> bool:
+def distinct(indexing: IndexingMap) -> bool:
     """False when two dims walk the same iter dim, which would mean that independent indices were
     merged.
     """
-    iter_dims = all_leaves(labels)
+    iter_dims = all_leaves(indexing)
     return len(set(iter_dims)) == len(iter_dims)
 
 
-def unify(a: Label, b: Label) -> bool:
-    """Make two labels of equal total size walk the same indices; False when sizes do not divide."""
+def unify(a: IndexExpr, b: IndexExpr) -> bool:
+    """Make two expressions of equal total size walk the same indices; False when sizes do not
+    divide.
+    """
     if a == b:
         return True
     left, right = leaves(a), leaves(b)
@@ -125,19 +127,19 @@ def _unify_minor(large: IterDim, small: IterDim, stack: list[IterDim]) -> bool:
     return True
 
 
-def unify_all(a: Labels, b: Labels) -> bool:
+def unify_all(a: IndexingMap, b: IndexingMap) -> bool:
     """`unify` dim by dim."""
     return all(unify(x, y) for x, y in zip(a, b, strict=True))
 
 
-def regroup(labels: Labels, shape: Sequence[int]) -> Labels | None:
-    """Labels of a row-major reshape to `shape`, splitting iter dims as needed; None when sizes do
+def regroup(indexing: IndexingMap, shape: Sequence[int]) -> IndexingMap | None:
+    """The map of a row-major reshape to `shape`, splitting iter dims as needed; None when sizes do
     not divide.
     """
     made = fresh(shape)
-    if not unify(tuple(chain.from_iterable(made)), tuple(chain.from_iterable(labels))):
+    if not unify(tuple(chain.from_iterable(made)), tuple(chain.from_iterable(indexing))):
         return None
-    return tuple(tuple(leaves(label)) for label in made)
+    return tuple(tuple(leaves(expr)) for expr in made)
 
 
 def extent(iter_dims: Iterable[IterDim]) -> int:
