@@ -29,7 +29,7 @@ def _indexing(space: Space, task: Task) -> IndexingMap:
     rank = task.result.type.rank
     indexing: IndexingMap | None = None
     for k, value in enumerate(task.data):
-        if value.type.rank != rank or space.body.is_free(value):
+        if value.type.rank != rank or space.body.is_rematerialised(value):
             continue
         operand = space.operand(task, k)
         if indexing is not None and not unify_all(indexing, operand):
@@ -37,7 +37,7 @@ def _indexing(space: Space, task: Task) -> IndexingMap:
         indexing = operand if indexing is None else indexing
     indexing = fresh(task.result.type.shape) if indexing is None else indexing
     for k, value in enumerate(task.data):
-        if space.body.is_free(value):
+        if space.body.is_rematerialised(value):
             space.set_operand(task, k, indexing if value.type.rank == rank else ())
         elif value.type.rank != rank:
             space.operand(task, k)

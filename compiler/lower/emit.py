@@ -2,7 +2,7 @@
 
 The tasks of a kernel are emitted twice. The first time, aligning strides and re-making values
 splits iter dims; the second time the iter dims are final and get their numbers. Equal loads and
-re-made values appear once.
+rematerialised values appear once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import Bound, KernelProgram, Node, View, root_of
 from shardwright.compiler.lower import registry
-from shardwright.compiler.lower.free import Occurrence, remake
 from shardwright.compiler.lower.indexing_map import IndexingMap, IterDim, all_leaves, leaves
+from shardwright.compiler.lower.remat_in_kernel import Occurrence, rematerialise
 from shardwright.compiler.lower.space import Space
 from shardwright.compiler.lower.storage import Place, Storage
 from shardwright.compiler.lower.task import (
@@ -53,7 +53,7 @@ class Emitter:
         self.nodes: list[Node] = []
         self._spans: list[frozenset[IterDim]] = []
         self._memo: dict[object, int] = {}
-        self.remade: dict[Occurrence, int] = {}
+        self.rematerialised: dict[Occurrence, int] = {}
         self._results: dict[Value, int] = {}
         self._loads: list[tuple[int, View]] = []
         self._indexed: list[tuple[int, int]] = []
@@ -115,10 +115,10 @@ class Emitter:
         return self.pointwise(op.name, inputs, op.result.type.dtype, attrs)
 
     def operand(self, task: Task, k: int) -> int:
-        """The node of operand `k`: re-made, computed here, or loaded."""
+        """The node of operand `k`: rematerialised, computed here, or loaded."""
         value, indexing = task.data[k], self.space.operand(task, k)
-        if self.body.is_free(value):
-            return remake(self, value, indexing)
+        if self.body.is_rematerialised(value):
+            return rematerialise(self, value, indexing)
         if self.space.is_inside(value):
             return self._results[self.body.base(value)]
         return self.load(value, indexing)

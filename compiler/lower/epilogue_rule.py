@@ -43,6 +43,6 @@ class EpilogueRule(Rule):
         if traffic(groups, union) >= traffic(groups, a.members) + traffic(groups, b.members):
             return Refusal("traffic", "no byte less would move")
         (contract,), space = contracts, index_space(groups.body, tasks)
-        if any(space.is_inside(v) for v in contract.data if not groups.body.is_free(v)):
+        if any(space.is_inside(v) for v in contract.data if not groups.body.is_rematerialised(v)):
             return Refusal("kind", "an operand of the contraction would be made in its kernel")
         return elsewhere(space, contract, tasks)

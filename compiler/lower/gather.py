@@ -22,7 +22,6 @@ from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.ops.gather import windows_of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import View
-from shardwright.compiler.lower.free import count
 from shardwright.compiler.lower.indexing_map import (
     IndexExpr,
     IndexingMap,
@@ -33,6 +32,7 @@ from shardwright.compiler.lower.indexing_map import (
     unify,
 )
 from shardwright.compiler.lower.registry import Lowering, register, register_maker
+from shardwright.compiler.lower.remat_in_kernel import count
 from shardwright.compiler.lower.storage import Place
 from shardwright.compiler.lower.task import ALONE, NeedsCopyError, Task
 from shardwright.compiler.lower.views import Layout

@@ -256,7 +256,7 @@ class _Memory:
             found["carried", task.result] = BAND * ACCUMULATOR_BYTES * self._points(one.result)
         for value, iter_dims in zip(task.data, one.operands, strict=True):
             base, size = self.body.base(value), value.type.dtype.bytes * self._places(iter_dims)
-            if self.body.is_free(value):
+            if self.body.is_rematerialised(value):
                 continue
             if task.kind == CONTRACT and self.rows in iter_dims:
                 found["transposed", base] = size * self._points(iter_dims)
@@ -278,7 +278,7 @@ class _Memory:
                     * value.type.dtype.bytes
                     * min(BLOCK, self._points(iter_dims))
                     for value, iter_dims in made
-                    if self.rows in iter_dims and not self.body.is_free(value)
+                    if self.rows in iter_dims and not self.body.is_rematerialised(value)
                 }
             )
         return most_alive(steps, last)

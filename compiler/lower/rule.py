@@ -101,7 +101,7 @@ def loads(groups: Groups, members: Collection[int]) -> dict[Value, int]:
     for task in tasks:
         for value in task.data:
             base = body.base(value)
-            if not body.is_free(value) and base not in inside:
+            if not body.is_rematerialised(value) and base not in inside:
                 part = min(base.type.num_bytes, value.type.num_bytes)
                 found[base] = max(part, found.get(base, 0))
     return found

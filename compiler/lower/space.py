@@ -67,7 +67,7 @@ class Space:
         return self._operands[key]
 
     def set_operand(self, task: Task, k: int, indexing: IndexingMap) -> None:
-        """Give a value that is re-made inside the kernel the map of its use."""
+        """Give a value that is rematerialised inside the kernel the map of its use."""
         self._operands[(task.number, k)] = indexing
 
     def is_inside(self, value: Value) -> bool:
@@ -78,7 +78,7 @@ class Space:
         base, chain = self.body.path(value)
         if base in self._inside:
             return self._internal(base, chain)
-        if not self._share or self.body.is_free(value):
+        if not self._share or self.body.is_rematerialised(value):
             return fresh(value.type.shape)
         return self._shared(base, chain)
 

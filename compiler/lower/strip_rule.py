@@ -114,7 +114,7 @@ def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[IterDi
         for k, value in enumerate(task.data):
             base = body.base(value)
             last[base] = at
-            if base not in need and not body.is_free(value):
+            if base not in need and not body.is_rematerialised(value):
                 need[base] = _row_bytes(space.operand(task, k), parallel)
         need[task.result] = _row_bytes(space.results[task.result], parallel)
         steps.append({v: need.get(v, 0) for v in (*map(body.base, task.data), task.result)})

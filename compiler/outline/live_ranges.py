@@ -101,7 +101,7 @@ def _recipes(
     found = zone.recipes()
     recipes = Recipes(body)
     for value in waiting:
-        if value in anyway or value in recipes.free:
+        if value in anyway or value in recipes.constants:
             continue
         recipe = recipes.following(value, outside.__contains__)
         if recipe is not None and _read(recipe) <= value.type.num_bytes:

@@ -20,7 +20,7 @@ from shardwright.compiler.ir.ops import BroadcastInDimAttrs, PadAttrs, SliceAttr
 from shardwright.compiler.ir.rewrite import with_ops, within
 from shardwright.compiler.ir.traits import PARTS, REDUCTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.remat.recipes import free_values
+from shardwright.compiler.passes.remat.recipes import constant_exprs
 from shardwright.compiler.support.families import Families
 
 MAX_PIECES = 4  # every op behind is repeated as often (our choice)
@@ -61,7 +61,7 @@ class _Cuts:
         self.families = Families[Value]()
         self.refused: set[Value] = set()
         self.producers = graph.producers()
-        self.free = free_values(graph)
+        self.constants = constant_exprs(graph)
 
     def found(self) -> dict[Value, Cut]:
         """Values to make in pieces."""
@@ -99,7 +99,7 @@ class _Cuts:
 
     def _divisible(self, value: Value, cut: Cut) -> bool:
         """Whether a part of an operand costs nothing: a scalar, counts, and what repeats."""
-        if value in self.cuts or value in self.free or not value.type.rank:
+        if value in self.cuts or value in self.constants or not value.type.rank:
             return True
         return repeats(self.producers.get(value), cut.dim)
 

@@ -34,7 +34,7 @@ def _served(loop: Op, recipes: Recipes) -> Op:
 
 def _recipe(value: Value, recipes: Recipes) -> Recipe | None:
     """How to make an invariant again without contractions."""
-    if value in recipes.inputs or value in recipes.free:
+    if value in recipes.inputs or value in recipes.constants:
         return None
     found = recipes.find(value, lambda _: True, lambda _: False)
     return None if found is None or any(map(contracts, found.ops)) else found

@@ -116,7 +116,7 @@ class Recipes:
         self.inputs = set(graph.inputs)
         self.producers = graph.producers()
         self.position = {op: i for i, op in enumerate(graph.ops)}
-        self.free = free_values(graph)
+        self.constants = constant_exprs(graph)
         self._widest = self._widest_leaves(graph)
 
     def _widest_leaves(self, graph: Graph) -> dict[Value, float]:
@@ -128,7 +128,7 @@ class Recipes:
             if not may_repeat(op):
                 continue
             for result in op.results:
-                given = (v for v in operands_of(op, result) if v not in self.free)
+                given = (v for v in operands_of(op, result) if v not in self.constants)
                 widest[result] = max((self._narrowest(v, widest) for v in given), default=0)
         return widest
 
@@ -138,7 +138,7 @@ class Recipes:
 
     def may_pay(self, value: Value) -> bool:
         """False when `find` has nothing for `value`, whatever is resident and available."""
-        if value in self.free or value not in self._widest:
+        if value in self.constants or value not in self._widest:
             return False
         return self._widest[value] * RATIO <= self._behind_views(value).type.num_bytes
 
@@ -181,7 +181,7 @@ class Recipes:
         if op.name in REDUCTIONS and combination(op) in self.figures:
             row = op.operands[0].type.num_elements // x.type.num_elements
             return row <= self.short_row and not shrinks(value, op.operands[0])
-        given = [v for v in operands_of(op, x) if v not in self.free]
+        given = [v for v in operands_of(op, x) if v not in self.constants]
         return is_cheap(op) and bool(given) and all(self._is_of_short_rows(value, v) for v in given)
 
     def _search(
@@ -208,7 +208,7 @@ class Recipes:
                 continue
             seen.add(x)
             op = self.producers.get(x)
-            stops = x is not value and x not in self.free and stop(x)
+            stops = x is not value and x not in self.constants and stop(x)
             if op is None or stops or not may(op):
                 leaves[x] = None
                 continue
@@ -288,14 +288,14 @@ def shrinks(value: Value, result: Value) -> bool:
     return result.type.num_bytes * RATIO <= value.type.num_bytes
 
 
-def free_values(graph: Graph) -> set[Value]:
+def constant_exprs(graph: Graph) -> set[Value]:
     """Values made of constants and counts alone."""
-    free: set[Value] = set()
+    found: set[Value] = set()
     for op in graph.ops:
         made = is_cheap(op) and op.name not in IDENTITIES
-        if made and all(v in free for v in op.operands):
-            free.update(op.results)
-    return free
+        if made and all(v in found for v in op.operands):
+            found.update(op.results)
+    return found
 
 
 def repeat(ops: Iterable[Op], now: MutableMapping[Value, Value]) -> list[Op]:

@@ -16,7 +16,7 @@ from shardwright.compiler.ir.rewrite import within
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
-from shardwright.compiler.passes.remat.recipes import Recipe, free_values, is_cheap
+from shardwright.compiler.passes.remat.recipes import Recipe, constant_exprs, is_cheap
 from shardwright.compiler.passes.remat.stacks import Stack
 from shardwright.compiler.support.families import Families
 from shardwright.compiler.support.min_cut import FlowNetwork
@@ -86,7 +86,7 @@ class Zone:
         """What the other code has without being given it: `inputs`, constants and what cheap ops
         make of them (a layer's row of stacked weights).
         """
-        known = {*inputs, *free_values(self.graph)}
+        known = {*inputs, *constant_exprs(self.graph)}
         for op in self.graph.ops:
             if is_cheap(op):
                 known.update(v for v in op.results if known.issuperset(operands_of(op, v)))

@@ -30,7 +30,7 @@ from shardwright.compiler.passes.pipeline import (
     unit_passes,
 )
 from shardwright.compiler.passes.remat.groups import Readers
-from shardwright.compiler.passes.remat.recipes import Recipes, free_values
+from shardwright.compiler.passes.remat.recipes import Recipes, constant_exprs
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from tests.support.compiled import graph_of
@@ -150,7 +150,7 @@ def test_a_mask_of_segments_is_made_inside_the_loops() -> None:
 def far_reads(graph: Graph) -> int:
     """Score-size values that wait for a reader far behind: longer than a quarter of the graph."""
     position = {op: i for i, op in enumerate(graph.ops)}
-    users, free = graph.uses(), free_values(graph)
+    users, free = graph.uses(), constant_exprs(graph)
     last = {v: max(position[u] for u in ops) for v, ops in users.items()}
     computed = (op for op in graph.ops if op.name not in ALIASING)
     return sum(
@@ -262,7 +262,7 @@ def capped(ids: jax.Array, x: jax.Array) -> jax.Array:
 
 def waits_for_a_contraction(graph: Graph) -> list[str]:
     """Ops whose quadratic result, no view, has readers on both sides of a contraction of it."""
-    made, free = graph.producers(), free_values(graph)
+    made, free = graph.producers(), constant_exprs(graph)
     large = [v for v in made if v not in free and v.type.num_elements >= T * T]
     values = [v for v in large if made[v].name not in ALIASING]
     readers = Readers(graph, values)

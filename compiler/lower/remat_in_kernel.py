@@ -1,4 +1,5 @@
-"""Values made of constants, counts and registers alone, re-made inside every kernel that uses them.
+"""Values made of constants, counts and registers alone, rematerialised in every kernel that uses
+them.
 
 A mask or a table of positions never crosses HBM. The value is built top down for the indexing map
 of its use: a count becomes one iota node per iter dim of its dim, a slice shifts the count, a
@@ -30,13 +31,13 @@ Occurrence = tuple[Value, IndexingMap, Origin]
 _STILL: tuple[IndexExpr, tuple[Affine, int]] = ((), (ZERO, 1))
 
 
-def remake(emitter: Emitter, value: Value, indexing: IndexingMap) -> int:
-    """The node of free `value`. Raises NeedsCopyError when sizes do not divide."""
-    emitter.remade.clear()
-    return _remake(emitter, (value, indexing, ((ZERO, 1),) * len(indexing)))
+def rematerialise(emitter: Emitter, value: Value, indexing: IndexingMap) -> int:
+    """The node of a rematerialised `value`. Raises NeedsCopyError when sizes do not divide."""
+    emitter.rematerialised.clear()
+    return _rematerialise(emitter, (value, indexing, ((ZERO, 1),) * len(indexing)))
 
 
-def _remake(emitter: Emitter, place: Occurrence) -> int:
+def _rematerialise(emitter: Emitter, place: Occurrence) -> int:
     """The node of a place, made once: a cipher of constants reads its words many times."""
     behind: dict[Occurrence, list[Occurrence]] = {}
 
@@ -44,7 +45,9 @@ def _remake(emitter: Emitter, place: Occurrence) -> int:
         behind[one] = _read(emitter, one)
         return behind[one]
 
-    return answered(place, emitter.remade, read, lambda one: _make(emitter, one, behind[one]))
+    return answered(
+        place, emitter.rematerialised, read, lambda one: _make(emitter, one, behind[one])
+    )
 
 
 def _read(emitter: Emitter, place: Occurrence) -> list[Occurrence]:
@@ -76,7 +79,7 @@ def _make(emitter: Emitter, place: Occurrence, read: Sequence[Occurrence]) -> in
         return _constant(emitter, value.type.dtype, held.array().reshape(-1)[0])
     if op.name in LITERALS:
         return _count(emitter, value, indexing, origin)
-    inputs = [emitter.remade[one] for one in read]
+    inputs = [emitter.rematerialised[one] for one in read]
     return inputs[0] if op.name in ALIASING else emitter.elementwise(op, inputs)
 
 
