@@ -30,8 +30,14 @@ from shardwright.compiler.lower.excess import stored_wide_elsewhere
 from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.positions import Positions
-from shardwright.compiler.lower.remake import Copied, cost
-from shardwright.compiler.lower.rewrites import HALVED, LOWERING, MADE_ONCE, REMADE, SINK_TRANSPOSES
+from shardwright.compiler.lower.remat_across_kernels import Copied, cost
+from shardwright.compiler.lower.rewrites import (
+    HALVED,
+    LOWERING,
+    MADE_ONCE,
+    REMAT_ACROSS_KERNELS,
+    SINK_TRANSPOSES,
+)
 from shardwright.compiler.lower.row_rule import RowRule
 from shardwright.compiler.lower.rule import Budget, Rule
 from shardwright.compiler.lower.storage import Storage
@@ -49,7 +55,7 @@ from shardwright.compiler.passes.scalars import parameter
 from shardwright.compiler.rewriting.driver import run
 
 MAX_TRIES = 1000
-MAX_REMAKES = 3  # rounds of values made again between kernels (our choice)
+MAX_REMAT_ROUNDS = 3  # of values between kernels (our choice)
 PATIENCE = 0.01  # of a function: a shorter wait for a collective is worth no kernel (our choice)
 WORTH_A_FORM = 0.025  # of a function, that kernels may wait in vain: less is not tried (our choice)
 MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
@@ -128,8 +134,10 @@ def _best(first: _Try) -> Settled:
     if options.attention != "flash" or options.optlevel == 1:
         return _settled(first)
     if oracle is None:
-        return _remade(first)[-1]
-    found = _chosen([_remade(one) for one in _starts(first, oracle.limit_bytes // SPARE)], oracle)
+        return _rematerialised(first)[-1]
+    found = _chosen(
+        [_rematerialised(one) for one in _starts(first, oracle.limit_bytes // SPARE)], oracle
+    )
     return _halved(_prompt(found, oracle), oracle)
 
 
@@ -145,14 +153,14 @@ def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
         yield first.anew(graph=once)
 
 
-def _remade(attempt: _Try) -> list[Settled]:
-    """A lowered function, and again with what still crosses from kernel to kernel made again, for
-    as long as that costs less.
+def _rematerialised(attempt: _Try) -> list[Settled]:
+    """A lowered function, and again with what still crosses from kernel to kernel rematerialised,
+    for as long as that costs less.
     """
     forms = [_settled(attempt)]
-    for _ in range(MAX_REMAKES):
+    for _ in range(MAX_REMAT_ROUNDS):
         last = forms[-1]
-        made = REMADE(last.attempt.graph, last.groups)
+        made = REMAT_ACROSS_KERNELS(last.attempt.graph, last.groups)
         if made is None:
             break
         again = _with_copies(last, made)
@@ -166,7 +174,7 @@ def _remade(attempt: _Try) -> list[Settled]:
 def _chosen(roads: Sequence[Sequence[Settled]], oracle: CostOracle) -> Settled:
     """The fastest of the last forms of the roads, unless a first one is faster: bytes that are
     saved are not always time. Between these two the code that they will run decides, since a search
-    gains most of the large kernels that make values again.
+    gains most of the large kernels that rematerialise.
     """
     first, last = (_quicker([road[at] for road in roads], oracle) for at in (0, -1))
     if _quicker([last, first], oracle) is last:

@@ -96,7 +96,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             *lowering.LOWERING,
             lowering.SINK_TRANSPOSES,
             lowering.MADE_ONCE,
-            lowering.REMADE,
+            lowering.REMAT_ACROSS_KERNELS,
             lowering.HALVED,
         ),
         "a report": (NUMBERED, FORWARD),

@@ -1,5 +1,5 @@
-"""How a value is made again: the ops back to values at least four times smaller, and when that is
-worth it.
+"""How a value is rematerialised: the ops back to values at least four times smaller, and when that
+is worth it.
 
 A recipe ends at small values (row maxima and sums, queries, keys), at values that are in memory
 anyway, and at ops that are not repeated. What is made of constants and counts alone is always
@@ -48,9 +48,9 @@ width 1024 costs 512 and 1024 and is kept.
 """
 
 SHORT_ROW = 2048
-"""Elements of a row whose maximum or sum is made again rather than kept: it is stored and read in a
-4-byte descriptor a row, which takes longer than another pass over so many scores (our choice, by
-time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
+"""Elements of a row whose maximum or sum is rematerialised rather than kept: it is stored and read
+in a 4-byte descriptor a row, which takes longer than another pass over so many scores (our choice,
+by time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
 """
 
 FIGURES = (*EXTREMES, "add")
@@ -120,8 +120,8 @@ class Recipes:
         self._widest = self._widest_leaves(graph)
 
     def _widest_leaves(self, graph: Graph) -> dict[Value, float]:
-        """Per value that may be made again, the bytes that its widest leaf has at least: on each
-        way back the narrowest value serves best. Inputs count a quarter, as `_pays` allows.
+        """Per value that may be rematerialised, the bytes that its widest leaf has at least: on
+        each way back the narrowest value serves best. Inputs count a quarter, as `_pays` allows.
         """
         widest: dict[Value, float] = {}
         for op in graph.ops:
@@ -143,7 +143,7 @@ class Recipes:
         return self._widest[value] * RATIO <= self._behind_views(value).type.num_bytes
 
     def find(self, value: Value, resident: Question, available: Question) -> Recipe | None:
-        """How to make `value` again, if that pays.
+        """How to rematerialise `value`, if that pays.
 
         `resident` are level inputs that stay in memory as they are, `available` values that the
         place of the recipe has for other reasons. Views cost nothing, so sizes are compared with
@@ -248,7 +248,7 @@ class Recipes:
 
     def _cheap(self, leaf: Value, resident: Question, there: Question) -> Recipe | None:
         """Cheap ops that make `leaf` from what is there; or from values small beside it when it is
-        quadratic itself (a mask that all heads share): others make it again, so it is not kept.
+        quadratic itself (a mask that all heads share): others rematerialise it, so it is not kept.
         """
         if leaf in self.inputs and resident(leaf):
             return None

@@ -15,7 +15,7 @@ from shardwright.compiler.ir.facts import cone, operands_of
 from shardwright.compiler.ir.rewrite import within
 from shardwright.compiler.ir.traits import IDENTITIES, LITERALS, MOVES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.passes.remat.loops import Chosen, Writer, remake_across_loops
+from shardwright.compiler.passes.remat.loops import Chosen, Writer, remat_across_loops
 from shardwright.compiler.passes.remat.recipes import Recipe, constant_exprs, is_cheap
 from shardwright.compiler.passes.remat.stacks import Stack
 from shardwright.compiler.support.families import Families
@@ -38,7 +38,7 @@ def save_policy(graph: Graph) -> Graph:
 
     Values are equal bit by bit. What is not read any more is left to `dce`.
     """
-    return within(remake_across_loops(graph, lightest), save_policy)
+    return within(remat_across_loops(graph, lightest), save_policy)
 
 
 def lightest(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) -> Chosen:
@@ -148,8 +148,8 @@ class Zone:
 
     def _repeated(self, made: Mapping[Value, Recipe]) -> int:
         """Elements of arithmetic that are computed at both places."""
-        again = {op for recipe in made.values() for op in recipe.ops}
-        both = again & self._wanted_here(set(made))
+        repeated = {op for recipe in made.values() for op in recipe.ops}
+        both = repeated & self._wanted_here(set(made))
         computed = (v for op in both if op.name not in _FREE for v in op.results)
         return sum(v.type.num_elements for v in computed)
 

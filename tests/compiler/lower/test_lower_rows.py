@@ -186,7 +186,7 @@ def test_scores_between_kernels_are_made_again(row_bytes: int, left: int, monkey
     """Where the backward pass does not fit in one kernel, its halves share no score tensor."""
     budget, inputs = Budget(1 << 16, row_bytes), [*INPUTS, normal(HEADS, T, E)]
     with monkeypatch.context() as without:
-        without.setattr(function, "MAX_REMAKES", 0)
+        without.setattr(function, "MAX_REMAT_ROUNDS", 0)
         before = score_tensors(lower_function(backward(), budget=budget))
     lowered = check_lowering(backward(), inputs, budget=budget, tolerance=1e-5)
     assert score_tensors(lowered) == left < before

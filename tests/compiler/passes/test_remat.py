@@ -118,8 +118,8 @@ def test_maximum_and_sum_of_a_short_row_are_made_again(short_row: int, stacked: 
     """Where rows are long they cross to the backward loop, and a factor of the sum's derivative
     with them, which autograd keeps too.
     """
-    remake = REMATERIALISE.given(short_row=short_row)
-    passes = (remake, *REMAT_PASSES[1:])
+    rematerialise_short = REMATERIALISE.given(short_row=short_row)
+    passes = (rematerialise_short, *REMAT_PASSES[1:])
     before, after = before_and_after(scanned, weights(), example(), passes=passes)
     crossing = {v for op in after.walk() if op.name == "loop" for v in op.results}
     stacks = [v for v in crossing if v.type.num_elements == LAYERS * HEADS * T]
@@ -293,7 +293,7 @@ def test_what_cannot_pay_is_known_without_a_search(build: Callable) -> None:
     refused = 0
     for level in levels:
         recipes = Recipes(level)
-        values = [v for op in level.ops for v in op.results if v not in recipes.free]
+        values = [v for op in level.ops for v in op.results if v not in recipes.constants]
         for value in (v for v in values if not recipes.may_pay(v)):
             refused += 1
             for resident in (True, False):

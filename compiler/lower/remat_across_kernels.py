@@ -1,4 +1,4 @@
-"""Quadratic values that still cross from one kernel to another are made again by their reader.
+"""Quadratic values that still cross from one kernel to another are rematerialised by their reader.
 
 The pass over the whole step (`passes/remat`) serves readers that can never share a kernel. Here the
 kernels are known: a kernel that did not fit was taken apart, and what its halves would pass through
@@ -23,7 +23,7 @@ from shardwright.compiler.support.walks import reached
 
 @dataclass(slots=True)
 class _Copies:
-    """What is made again: ops in front of each reader, and what the reader reads instead."""
+    """What is rematerialised: ops in front of each reader, and what the reader reads instead."""
 
     before: dict[Op, list[Op]] = field(default_factory=dict)
     reads: dict[Op, dict[Value, Value]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ Copied = tuple[Graph, list[tuple[Value, Value]]]
 """A graph with copies, and the pairs (original, copy), which may not share a kernel."""
 
 
-def remade(graph: Graph, groups: Groups) -> Copied | None:
+def remat_across_kernels(graph: Graph, groups: Groups) -> Copied | None:
     """`graph` with copies for the kernels that read quadratic values of others. None when there is
     nothing to copy.
     """
@@ -42,8 +42,9 @@ def remade(graph: Graph, groups: Groups) -> Copied | None:
 
 
 def halved(graph: Graph, groups: Groups, part: Part) -> Copied | None:
-    """`remade` for a row kernel cut in two: what its smallest result needs stays, the rest makes
-    again what it reads of that. None when the kernel has one result, or there is nothing to copy.
+    """`remat_across_kernels` for a row kernel cut in two: what its smallest result needs stays, the
+    rest rematerialises what it reads of that. None when the kernel has one result, or there is
+    nothing to copy.
     """
     needs = [_needed(groups, part, n) for n in part.members if _is_result(groups, part, n)]
     first = min(needs, key=len, default=part.members)
