@@ -19,7 +19,7 @@ from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import Function, Kernel, Program
 from shardwright.compiler.linking.budget import check_activations
 from shardwright.compiler.linking.link import Location, link_program, placed_function
-from shardwright.compiler.lower.function import Signature, settle
+from shardwright.compiler.lower.function import Signature, lower_to_fixpoint
 from shardwright.compiler.lower.task import ORDINAL_FILE
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.machine.target import Target, load_target
@@ -73,10 +73,10 @@ def _compiled(
 ) -> Function:
     graph = run(graph, unit_passes(options, machine.core.generation))
     core = LogicalCore(machine, options)
-    settled = settle(graph, signature, options, core)
-    note("fusion", lambda: fusion_text(settled))
-    note("kernels", lambda: kernels_text(settled.lowered))
-    return generate_function(settled.lowered, core)
+    fixpoint = lower_to_fixpoint(graph, signature, options, core)
+    note("fusion", lambda: fusion_text(fixpoint))
+    note("kernels", lambda: kernels_text(fixpoint.lowered))
+    return generate_function(fixpoint.lowered, core)
 
 
 _NEIGHBOURS = tuple(

@@ -86,7 +86,7 @@ class Trials:
         self.refused: dict[frozenset[int], Refusal] = {}
         self._oracle = oracle
 
-    def settle(self) -> None:
+    def undo_merges(self) -> None:
         """Take apart every kernel that does not pay. Raises the errors that ask for another try."""
         if self._oracle is None:
             return

@@ -98,8 +98,8 @@ class _Try:
 
 
 @dataclass(slots=True)
-class Settled:
-    """A lowered function with the choices behind it."""
+class Fixpoint:
+    """A lowered function with the choices behind it: a try that met no obstacle."""
 
     attempt: _Try
     lowered: Lowered
@@ -108,13 +108,13 @@ class Settled:
     trials: Trials
 
 
-def settle(
+def lower_to_fixpoint(
     graph: Graph,
     signature: Signature = Signature(),
     options: CompileOptions = DEFAULTS,
     oracle: CostOracle | None = None,
     budget: Budget | None = None,
-) -> Settled:
+) -> Fixpoint:
     """Lower a loop-free graph, with the choices that were made on the way.
 
     `oracle` times kernels, so that merges can be refused for being slow; without one every legal
@@ -129,10 +129,10 @@ def settle(
     return found
 
 
-def _best(first: _Try) -> Settled:
+def _best(first: _Try) -> Fixpoint:
     options, oracle = first.options, first.oracle
     if options.attention != "flash" or options.optlevel == 1:
-        return _settled(first)
+        return _fixpoint(first)
     if oracle is None:
         return _rematerialised(first)[-1]
     found = _chosen(
@@ -153,11 +153,11 @@ def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
         yield first.anew(graph=once)
 
 
-def _rematerialised(attempt: _Try) -> list[Settled]:
+def _rematerialised(attempt: _Try) -> list[Fixpoint]:
     """A lowered function, and again with what still crosses from kernel to kernel rematerialised,
     for as long as that costs less.
     """
-    forms = [_settled(attempt)]
+    forms = [_fixpoint(attempt)]
     for _ in range(MAX_REMAT_ROUNDS):
         last = forms[-1]
         made = REMAT_ACROSS_KERNELS(last.attempt.graph, last.groups)
@@ -171,7 +171,7 @@ def _rematerialised(attempt: _Try) -> list[Settled]:
     return forms
 
 
-def _chosen(roads: Sequence[Sequence[Settled]], oracle: CostOracle) -> Settled:
+def _chosen(roads: Sequence[Sequence[Fixpoint]], oracle: CostOracle) -> Fixpoint:
     """The fastest of the last forms of the roads, unless a first one is faster: bytes that are
     saved are not always time. Between these two the code that they will run decides, since a search
     gains most of the large kernels that rematerialise.
@@ -182,15 +182,15 @@ def _chosen(roads: Sequence[Sequence[Settled]], oracle: CostOracle) -> Settled:
     return _quicker([last, first], oracle, oracle.searched)
 
 
-def _with_copies(found: Settled, made: Copied) -> Settled:
+def _with_copies(found: Fixpoint, made: Copied) -> Fixpoint:
     """The function again, of a graph with copies of values."""
     graph, never_fused = made
-    return _settled(
+    return _fixpoint(
         found.attempt.anew(graph=graph, never_fused=[*found.attempt.never_fused, *never_fused])
     )
 
 
-def _prompt(found: Settled, oracle: CostOracle) -> Settled:
+def _prompt(found: Fixpoint, oracle: CostOracle) -> Fixpoint:
     """The function with kernels that wait for no collective much longer than their first task has
     to, if that is faster: two products in one kernel wait for both gathers.
     """
@@ -200,11 +200,11 @@ def _prompt(found: Settled, oracle: CostOracle) -> Settled:
     in_vain = min(lowered.stalled_ps, expected - sum(lowered.flights_ps), delay)
     if not in_vain >= WORTH_A_FORM * expected:  # nor where a kernel has no code
         return found
-    other = _settled(found.attempt.anew(patience_ps=PATIENCE * expected))
+    other = _fixpoint(found.attempt.anew(patience_ps=PATIENCE * expected))
     return _quicker([found, other], oracle) if other.lowered.is_never_slower(lowered) else found
 
 
-def _halved(found: Settled, oracle: CostOracle) -> Settled:
+def _halved(found: Fixpoint, oracle: CostOracle) -> Fixpoint:
     """The function with every row kernel in two that is faster so, though it computes twice what
     both halves read: a kernel of forward and backward attention holds all packed tiles of both.
     """
@@ -224,7 +224,7 @@ def _halved(found: Settled, oracle: CostOracle) -> Settled:
             return found
 
 
-def _quicker(forms: Sequence[Settled], oracle: CostOracle, clock: Clock | None = None) -> Settled:
+def _quicker(forms: Sequence[Fixpoint], oracle: CostOracle, clock: Clock | None = None) -> Fixpoint:
     """The fastest of a function's forms, code and collectives together, by the oracle or another
     `clock`; the first on a tie. One whose kernels pass each other more than HBM holds is none, and
     one that passes much more than another has to be faster by as much as memory is worth.
@@ -232,7 +232,7 @@ def _quicker(forms: Sequence[Settled], oracle: CostOracle, clock: Clock | None =
     limit = oracle.limit_bytes
     least = min(_passed_bytes(form.lowered) for form in forms)
 
-    def price(form: Settled) -> float:
+    def price(form: Fixpoint) -> float:
         lowered, size = form.lowered, _passed_bytes(form.lowered)
         if size > limit:
             return math.inf
@@ -253,7 +253,7 @@ def _duration_ps(lowered: Lowered, clock: Clock) -> float:
     return makespan_ps(lowered.kernels, times, lowered.flights_ps, queues)
 
 
-def _settled(attempt: _Try) -> Settled:
+def _fixpoint(attempt: _Try) -> Fixpoint:
     """The first attempt that meets no obstacle."""
     attempt.dense |= stored_windows(attempt.graph)
     for _ in range(MAX_TRIES):
@@ -268,7 +268,7 @@ def _settled(attempt: _Try) -> Settled:
         except NeedsScratchError as need:
             assert need.output >= 0 and need.output not in attempt.apart, "cannot store an output"
             attempt.apart.add(need.output)
-    raise AssertionError("lowering does not settle")
+    raise AssertionError("lowering has no fixpoint")
 
 
 def _check_sizes(graph: Graph) -> None:
@@ -280,7 +280,7 @@ def _check_sizes(graph: Graph) -> None:
                 raise unsupported(op, f"requires at least one element, got {value.type}", hint)
 
 
-def _attempt(given: _Try) -> Settled:
+def _attempt(given: _Try) -> Fixpoint:
     graph = given.graph
     counters = {
         graph.inputs[i]: parameter(r, low, high)
@@ -310,7 +310,7 @@ def _attempt(given: _Try) -> Settled:
                 given.early |= found
                 continue
             lowered = write_out(groups, given.oracle)
-            return Settled(given, lowered, groups, rules, trials)
+            return Fixpoint(given, lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes
             clashes.add(clash.pair)
@@ -351,7 +351,7 @@ def _form(given: _Try, groups: Groups, rules: Sequence[Rule]) -> Trials:
     for rule in rules:
         groups.grow(rule)
     trials = Trials(groups, given.oracle, policy_of(given.options))
-    trials.settle()
+    trials.undo_merges()
     return trials
 
 
