@@ -51,8 +51,9 @@ class Body:
     `parameters` are the counter inputs, `donated` the inputs that an output may overwrite by
     updates in place, `forced` the values that get memory of their own because strides cannot
     express one of their uses, `dense` those that get it because their readers walk it better. With
-    `excess`, short floats may keep fp32 where nobody sees them (`excess.py`). `positions` are masks
-    that numbers in memory decide: those go into registers, and masks are rematerialised.
+    `excess_precision`, short floats may keep fp32 where nobody sees them (`excess_precision.py`).
+    `positions` are masks that numbers in memory decide: those go into registers, and masks are
+    rematerialised.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class Body:
         donated: Collection[Value] = (),
         forced: Collection[Value] = (),
         dense: Collection[Value] = (),
-        excess: bool = False,
+        excess_precision: bool = False,
     ) -> None:
         self.graph = graph
-        self.excess = excess
+        self.excess_precision = excess_precision
         self.known = known_scalars(graph, parameters)
         self.num_parameters = self.num_registers = len(parameters)
         self.tasks: list[Task] = []

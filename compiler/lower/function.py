@@ -26,7 +26,7 @@ from shardwright.compiler.lower.cost_oracle import (
     time_or_inf,
 )
 from shardwright.compiler.lower.epilogue_rule import EpilogueRule
-from shardwright.compiler.lower.excess import stored_wide_elsewhere
+from shardwright.compiler.lower.excess_precision import stored_wide_elsewhere
 from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.positions import Positions

@@ -19,7 +19,7 @@ from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import Tensor
 from shardwright.compiler.lower import views
 from shardwright.compiler.lower.body import Body
-from shardwright.compiler.lower.excess import is_held_wide
+from shardwright.compiler.lower.excess_precision import is_held_wide
 from shardwright.compiler.lower.order import Order
 from shardwright.compiler.lower.task import (
     COLLECTIVE,

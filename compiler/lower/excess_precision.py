@@ -154,7 +154,9 @@ def is_held_wide(body: Body, value: Value) -> bool:
     """
     producer = body.producer.get(value)
     small = 0 < 4 * value.type.num_elements <= SMALL_BYTES
-    if not (body.excess and small and value.type.dtype.is_narrow and producer is not None):
+    if not (
+        body.excess_precision and small and value.type.dtype.is_narrow and producer is not None
+    ):
         return False
     made = producer.kind in (STRIP, CONTRACT) and producer.op.name not in (COPY, WRITE)
     return made and all(_takes_wide(reader) for reader in body.readers[value])
@@ -173,7 +175,7 @@ def stored_wide_elsewhere(groups: Groups) -> set[Value]:
     reads, was stored by another kernel: joined with that kernel, the value is stored once and never
     rounded.
     """
-    if not groups.body.excess:
+    if not groups.body.excess_precision:
         return set()
     kernel = groups.kernel_of
     found = set()

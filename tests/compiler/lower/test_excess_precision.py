@@ -17,7 +17,7 @@ from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.kernel import KernelProgram
-from shardwright.compiler.lower.excess import SMALL_BYTES
+from shardwright.compiler.lower.excess_precision import SMALL_BYTES
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.program import StepProgram
 from shardwright.sim_cluster.values.run_single import run_single
