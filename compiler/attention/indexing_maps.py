@@ -55,7 +55,7 @@ class IndexingMaps:
         """The representative of the component of a mapped value."""
         return self._components.of(value)
 
-    def together(self, a: Value, b: Value) -> bool:
+    def same_component(self, a: Value, b: Value) -> bool:
         """True for mapped values of one component."""
         known = a in self.indexing and b in self.indexing
         return known and self.component(a) is self.component(b)

@@ -55,7 +55,7 @@ class Paths:
         """Operands of the component of `value`."""
         op = self.maps.producers.get(value)
         read = () if op is None else operands_of(op, value)
-        return [v for v in read if self.maps.together(v, value)]
+        return [v for v in read if self.maps.same_component(v, value)]
 
     def is_probability(self, value: Value, keys: Space) -> bool:
         """True for an exponential over the keys that was only scaled by rows and rearranged."""

@@ -1,4 +1,4 @@
-"""Which merges stand: a kernel that is slower than its parts, or has no code, is taken apart again.
+"""Which merges are kept: a kernel that is slower than its parts, or has no code, is split again.
 
 The cost oracle (`compiler/fusion/`) generates code and tells its simulated time. A kernel is
 compared with the parts it would have without the phase that made it; if it loses, its last merge is
@@ -63,8 +63,8 @@ def policy_of(options: CompileOptions) -> Policy:
     strip kernels those that fold both ways; -O3 times all of those. What a model type
     changes is in `compiler/model_types.py`.
 
-    Without the clock a row kernel would stand wherever it has code. One of both products of an MLP
-    has, where a row fits on chip: a hundred times as slow as two kernels.
+    Without the clock a row kernel would be kept wherever it has code. One of both products of an
+    MLP has, where a row fits on chip: a hundred times as slow as two kernels.
     """
     level, model = options.optlevel, MODEL_TYPES[options.model_type]
     phases = {1: ("row",), 2: ("row", "epilogue"), 3: ("row", "epilogue", "strip")}[level]
@@ -87,7 +87,7 @@ class Trials:
         self._oracle = oracle
 
     def undo_merges(self) -> None:
-        """Take apart every kernel that does not pay. Raises the errors that ask for another try."""
+        """Split every kernel that does not pay. Raises the errors that ask for another try."""
         if self._oracle is None:
             return
         for kernel, part in list(self.groups.parts.items()):
@@ -136,7 +136,7 @@ class Trials:
         oracle, tensors = self._oracle, self.groups.storage.tensors
         assert oracle is not None
         try:
-            together = oracle(kernel_program(self.groups, part.members), tensors)
+            merged = oracle(kernel_program(self.groups, part.members), tensors)
         except DiagnosticError as error:
             return Refusal("code", error.diagnostic.message)
         except (NeedsCopyError, NeedsScratchError, ClashError):
@@ -148,10 +148,10 @@ class Trials:
         if passed > oracle.limit_bytes:
             return None
         programs = [kernel_program(self.groups, part.members) for part in parts]
-        apart = sum(time_or_inf(oracle, program, tensors) for program in programs)
-        if together <= apart * (1 + self.policy.margin):
+        split = sum(time_or_inf(oracle, program, tensors) for program in programs)
+        if merged <= split * (1 + self.policy.margin):
             return None
-        return Refusal("slower", f"by {together / apart - 1:.0%}")
+        return Refusal("slower", f"by {merged / split - 1:.0%}")
 
 
 def _without(part: Part, phase: str) -> Iterator[Part]:

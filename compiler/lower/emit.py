@@ -199,19 +199,19 @@ class Emitter:
     def _check_overlap(self) -> None:
         """Memory that is read and written here must be read and written at the same points.
 
-        Two writes to one memory must fill ranges that are apart.
+        Two writes to one memory must fill disjoint ranges.
         """
         tasks, memory = self.body.tasks, partial(root_of, self.storage.tensors)
         for (first, a), (second, b) in combinations(self._stores, 2):
-            if memory(a.tensor) == memory(b.tensor) and not _apart(tasks[first], tasks[second]):
+            if memory(a.tensor) == memory(b.tensor) and not _no_alias(tasks[first], tasks[second]):
                 raise ClashError(first, second)
         for writer, out in self._stores:
             moved = [(r, v.tensor) for r, v in self._loads if not _same_points(v, out)]
             for reader, tensor in (*moved, *self._indexed):
                 if memory(tensor) == memory(out.tensor):
-                    self._separate(reader, writer, out.tensor)
+                    self._order(reader, writer, out.tensor)
 
-    def _separate(self, reader: int, writer: int, tensor: int) -> NoReturn:
+    def _order(self, reader: int, writer: int, tensor: int) -> NoReturn:
         """Ask for another try in which `reader` is done before `writer` overwrites `tensor`."""
         if reader != writer:
             raise ClashError(reader, writer)
@@ -221,7 +221,7 @@ class Emitter:
         raise NeedsScratchError(self.storage.output_of(tensor))
 
 
-def _apart(first: Task, second: Task) -> bool:
+def _no_alias(first: Task, second: Task) -> bool:
     """True when two tasks write ranges of one tensor that do not meet in some dim."""
     a, b = first.window, second.window
     if a is None or b is None:

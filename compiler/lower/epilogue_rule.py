@@ -25,7 +25,7 @@ class EpilogueRule(Rule):
 
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """A contraction meets readers of its result that are no sums."""
-        if not self.joinable(producer, consumer) or self.kept_apart(producer, consumer):
+        if not self.joinable(producer, consumer) or self.may_not_fuse(producer, consumer):
             return False
         return producer.kind == CONTRACT and consumer.kind == STRIP
 

@@ -89,9 +89,9 @@ def stories_of(fixpoint: Fixpoint, describe: Describe | None = None) -> list[Ker
 
 def _story(groups: Groups, part: Part) -> KernelStory:
     tasks = groups.tasks(part.members)
-    apart = sum(traffic(groups, (t.number,)) for t in tasks)
+    unfused = sum(traffic(groups, (t.number,)) for t in tasks)
     moved = traffic(groups, part.members)
-    return KernelStory(title(tasks), _loc(tasks), len(tasks), moved, apart - moved)
+    return KernelStory(title(tasks), _loc(tasks), len(tasks), moved, unfused - moved)
 
 
 def _loc(tasks: Sequence[Task]) -> Loc:
@@ -121,7 +121,7 @@ def _first_refusal(fixpoint: Fixpoint, a: int, b: int) -> Refusal:
             return refusal
     if not groups.graph().acyclic(a, b):
         return Refusal("cycle", "another kernel stands between them")
-    if groups.kept_apart(union):
+    if groups.may_not_fuse(union):
         return Refusal("order", "one overwrites what the other still reads")
     said = [rule.refusal(groups, first, second) for rule in reversed(fixpoint.rules)]
     found = [refusal for refusal in said if refusal is not None]

@@ -86,14 +86,16 @@ class _Try:
     never_fused: list[tuple[Value, Value]] = field(default_factory=list)  # values and their copies
     forced: set[Value] = field(default_factory=set)  # values that need memory of their own
     dense: set[Value] = field(default_factory=set)  # those whose readers walk that better
-    apart: set[int] = field(default_factory=set)  # outputs that are copied to their place at last
+    no_alias: set[int] = field(
+        default_factory=set
+    )  # outputs that are copied to their place at last
     early: set[Value] = field(default_factory=set)  # results joined with their operand first
     row_first: bool = False  # row kernels take what they can before epilogues do
     patience_ps: float = math.inf  # how much longer than alone a task waits for collectives
 
     def anew(self, **changes: Any) -> _Try:
         """The question with `changes`, of which nothing is found out yet."""
-        unknown: dict[str, Any] = {n: set() for n in ("forced", "dense", "apart", "early")}
+        unknown: dict[str, Any] = {n: set() for n in ("forced", "dense", "no_alias", "early")}
         return replace(self, **unknown, **changes)
 
 
@@ -118,7 +120,7 @@ def lower_to_fixpoint(
     """Lower a loop-free graph, with the choices that were made on the way.
 
     `oracle` times kernels, so that merges can be refused for being slow; without one every legal
-    merge stands. Raises CompileError for what the target cannot do, with the op's location.
+    merge is kept. Raises CompileError for what the target cannot do, with the op's location.
     """
     graph = run(graph, LOWERING)
     _check_sizes(graph)
@@ -266,8 +268,10 @@ def _fixpoint(attempt: _Try) -> Fixpoint:
             attempt.dense |= alone
             attempt.forced.update(need.values)
         except NeedsScratchError as need:
-            assert need.output >= 0 and need.output not in attempt.apart, "cannot store an output"
-            attempt.apart.add(need.output)
+            assert need.output >= 0 and need.output not in attempt.no_alias, (
+                "cannot store an output"
+            )
+            attempt.no_alias.add(need.output)
     raise AssertionError("lowering has no fixpoint")
 
 
@@ -287,13 +291,13 @@ def _attempt(given: _Try) -> Fixpoint:
         for r, (i, low, high) in enumerate(given.signature.parameters)
     }
     aliases = {k: graph.inputs[i] for k, i in given.signature.aliases}
-    donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.apart})
+    donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.no_alias})
     forced, dense = frozenset(given.forced), frozenset(given.dense)
     ranges = {graph.inputs[i]: (low, high) for i, low, high in given.signature.ranges}
     positions, wide = Positions(graph, ranges), given.options.keeps_fp32
     body = Body(graph, counters, positions, donated, forced, dense, wide)
     inputs = [v for v in graph.inputs if v not in counters]
-    storage = Storage(body, inputs, aliases, given.apart)
+    storage = Storage(body, inputs, aliases, given.no_alias)
     alone = {t.number for t in body.tasks if t.result in given.alone}
     rules = rules_of(given.options, given.budget, alone, given.row_first)
     number = {t.result: t.number for t in body.tasks}
@@ -347,7 +351,7 @@ def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
 
 
 def _form(given: _Try, groups: Groups, rules: Sequence[Rule]) -> Trials:
-    """Grow the kernels of a body, phase by phase, and take apart what does not pay."""
+    """Grow the kernels of a body, phase by phase, and split what does not pay."""
     for rule in rules:
         groups.grow(rule)
     trials = Trials(groups, given.oracle, policy_of(given.options))

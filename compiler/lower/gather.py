@@ -2,9 +2,9 @@
 
 All index entries become one row number: the entries, clamped (gather) or tested (scatter) against
 their dim, times the distance their dim moves the address. Positions that could make windows of a
-scatter overlap are part of the number too, so that two numbers are equal or apart. An index along a
-dim whose other dims are all matched one to one is rewritten earlier into a comparison with a count
-(`canonical.py`).
+scatter overlap are part of the number too, so that two numbers are equal or disjoint. An index
+along a dim whose other dims are all matched one to one is rewritten earlier into a comparison with
+a count (`canonical.py`).
 """
 
 from __future__ import annotations

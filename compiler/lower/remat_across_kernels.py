@@ -1,7 +1,7 @@
 """Quadratic values that still cross from one kernel to another are rematerialised by their reader.
 
 The pass over the whole step (`passes/remat`) serves readers that can never share a kernel. Here the
-kernels are known: a kernel that did not fit was taken apart, and what its halves would pass through
+kernels are known: a kernel that did not fit was split, and what its halves would pass through
 HBM is often cheaper to compute twice from values a quarter of its size (scores from queries, keys
 and row sums). The result is a new graph, which is lowered again and kept if it costs less.
 """

@@ -53,7 +53,7 @@ class Rule:
         """Whether any phase may make the edge between two tasks internal."""
         return producer.fusable and consumer.fusable and producer.op.name != WRITE
 
-    def kept_apart(self, producer: Task, consumer: Task) -> bool:
+    def may_not_fuse(self, producer: Task, consumer: Task) -> bool:
         """Whether one of two tasks shares a kernel with nothing."""
         return producer.number in self.alone or consumer.number in self.alone
 

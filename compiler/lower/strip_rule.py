@@ -38,7 +38,7 @@ class StripRule(Rule):
             return False
         if producer.kind == CONTRACT:
             return consumer.op.name in EPILOGUE
-        if self.kept_apart(producer, consumer):
+        if self.may_not_fuse(producer, consumer):
             return False
         return producer.kind == consumer.kind == STRIP
 

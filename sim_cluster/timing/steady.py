@@ -62,8 +62,8 @@ def parts(classes: RankClasses, axes: Iterable[tuple[str, ...]]) -> list[frozens
         met = frozenset({index, *classes.mates(index)}).union(
             *(classes.groups[a][index] for a in axes)
         )
-        apart = [part for part in found if not part & met]
-        found = [*apart, met.union(*(part for part in found if part & met))]
+        disjoint = [part for part in found if not part & met]
+        found = [*disjoint, met.union(*(part for part in found if part & met))]
     return found
 
 

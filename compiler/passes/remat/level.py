@@ -99,13 +99,13 @@ class _Remaker:
             place
             for leaf in recipe.leaves
             for place in self.places.get(leaf, ())
-            if not self._apart(place.edges, edges)
+            if not self._is_far(place.edges, edges)
         )
         place = max(near, key=lambda p: sum(v in p.now for v in recipe.leaves), default=_Place())
         place.edges += edges
         return place
 
-    def _apart(self, some: Sequence[Edge], others: Sequence[Edge]) -> bool:
+    def _is_far(self, some: Sequence[Edge], others: Sequence[Edge]) -> bool:
         """True when a reader of one side is far from a reader of the other."""
         return any(
             self.readers.is_far(a, b.reader) or self.readers.is_far(b, a.reader)

@@ -189,8 +189,8 @@ def test_every_group_of_every_machine_has_a_time(name: str) -> None:
         for kind in CollectiveKind:
             pairs = tuple((n, (n + 1) % size) for n in range(size))
             found = expected_ps(target, kind.value, MIB, 4, size, pairs)
-            apart = size > target.cores and not target.efa_devices
-            assert (found > 0) is (size > 1 and not apart), (kind, size)
+            far = size > target.cores and not target.efa_devices
+            assert (found > 0) is (size > 1 and not far), (kind, size)
 
 
 def test_a_transfer_to_the_host_is_expected_to_share_the_link_of_its_chip() -> None:

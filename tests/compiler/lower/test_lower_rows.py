@@ -279,9 +279,9 @@ def folded(other: int) -> Graph:
     return b.finish(b.reduce(y, "add", (1,)), b.reduce(b.multiply(y, y), "add", (other,)))
 
 
-@pytest.mark.parametrize(("level", "other", "apart"), [(2, 0, True), (2, 1, False), (1, 0, False)])
+@pytest.mark.parametrize(("level", "other", "split"), [(2, 0, True), (2, 1, False), (1, 0, False)])
 def test_strips_that_fold_both_ways_are_held_against_their_parts(
-    level: int, other: int, apart: bool
+    level: int, other: int, split: bool
 ) -> None:
     """Where rows do not fit on chip, columns lie on the partitions, and move a few at a time."""
 
@@ -291,7 +291,7 @@ def test_strips_that_fold_both_ways_are_held_against_their_parts(
     options = CompileOptions(optlevel=level)
     fixpoint = lower_to_fixpoint(folded(other), options=options, oracle=Oracle(clock, clock))
     most = max(count(kernel, "reduce") for kernel in compute(fixpoint.lowered))
-    assert (most == 1) is apart
+    assert (most == 1) is split
 
 
 def test_levels_try_different_merges() -> None:
