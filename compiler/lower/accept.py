@@ -109,7 +109,7 @@ class Trials:
     def _is_tried(self, part: Part) -> bool:
         if part.phase == "strip":
             mine = self._is_timed(part) or "strip" in self.policy.coded
-            return mine and self._kept_bytes(part) >= SEARCH_BYTES
+            return mine and self._internal_bytes(part) >= SEARCH_BYTES
         return part.phase in self.policy.coded | self.policy.timed
 
     def _is_timed(self, part: Part) -> bool:
@@ -126,7 +126,7 @@ class Trials:
         folds = [(t.data[0].type.shape, t.op.attrs.dims) for t in tasks if t.op.name in REDUCTIONS]
         return any(one == other and not set(a) & set(b) for one, a in folds for other, b in folds)
 
-    def _kept_bytes(self, part: Part) -> int:
+    def _internal_bytes(self, part: Part) -> int:
         """Bytes of values that are made and used inside only."""
         tasks = [self.groups.body.tasks[n] for n in part.members]
         inside = [t for t in tasks if not self.groups.is_stored(t, part.members)]
@@ -144,7 +144,7 @@ class Trials:
         if not self._is_timed(part):
             return None
         parts = list(_without(part, part.phase))
-        passed = self._kept_bytes(part) - sum(map(self._kept_bytes, parts))
+        passed = self._internal_bytes(part) - sum(map(self._internal_bytes, parts))
         if passed > oracle.limit_bytes:
             return None
         programs = [kernel_program(self.groups, part.members) for part in parts]

@@ -194,7 +194,7 @@ def stored_wide_elsewhere(groups: Groups) -> set[Value]:
 
 def _only_widened(groups: Groups, producer: Task, convert: Task) -> bool:
     """Whether `convert` is the one reader of a short float that `producer` computes."""
-    if producer.kind not in (STRIP, CONTRACT) or groups.is_kept(producer):
+    if producer.kind not in (STRIP, CONTRACT) or groups.is_live_out(producer):
         return False
     short = producer.result.type.dtype.is_narrow
     return short and set(groups.users(producer)) == {convert.number}

@@ -67,11 +67,11 @@ class Groups:
 
     def is_stored(self, task: Task, members: Collection[int]) -> bool:
         """True when the result of `task` is needed outside of the kernel `members`."""
-        if self.is_kept(task):
+        if self.is_live_out(task):
             return True
         return any(user not in members for user in self.users(task))
 
-    def is_kept(self, task: Task) -> bool:
+    def is_live_out(self, task: Task) -> bool:
         """True when the result of `task` is stored whoever reads it."""
         return task.result in self.storage.must_store or task.target is not None
 

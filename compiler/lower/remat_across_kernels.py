@@ -90,13 +90,13 @@ def _serve(graph: Graph, groups: Groups, part: Part, recipes: Recipes, copies: _
 
     def in_memory(value: Value) -> bool:
         made = body.maker(value)
-        return made is None or groups.is_kept(made) or made.number not in part.members
+        return made is None or groups.is_live_out(made) or made.number not in part.members
 
     readers = [t.op for t in groups.tasks(part.members) if t.op in recipes.position]
     for op in sorted(readers, key=recipes.position.__getitem__):
         for value in op.operands:
             producer = body.maker(value)
-            if producer is None or producer.number in part.members or groups.is_kept(producer):
+            if producer is None or producer.number in part.members or groups.is_live_out(producer):
                 continue
             recipe = recipes.find(value, lambda _: True, in_memory)
             if recipe is None:

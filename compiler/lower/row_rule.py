@@ -133,7 +133,7 @@ def _saved(groups: Groups, a: Part, b: Part) -> float:
     for number in a.members:
         task = groups.body.tasks[number]
         users = groups.users(task)
-        if groups.is_stored(task, union) and not groups.is_kept(task):
+        if groups.is_stored(task, union) and not groups.is_live_out(task):
             inside = sum(u in b.members for u in users)
             saved += task.result.type.num_bytes * inside / len(users)
     return saved

@@ -134,16 +134,16 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
 
 
 def step_passes(
-    options: CompileOptions = DEFAULTS, samples: int = 0, keep_rows: bool = False
+    options: CompileOptions = DEFAULTS, samples: int = 0, save_rows: bool = False
 ) -> tuple[Pass, ...]:
     """The passes of a whole step. With attention `flash`, quadratic values are rematerialised for
     far readers, so that no score tensor waits for the backward pass; in every form, layers save the
     lightest values that the rest follows from element by element. A step captured with one sample
-    keeps its sums over it. With `keep_rows` maxima of rows are saved: to rematerialise them would
+    keeps its sums over it. With `save_rows` maxima of rows are saved: to rematerialise them would
     take another turn of a ring.
     """
     remat = REMAT_PASSES if options.attention == "flash" else ()
-    if remat and keep_rows:
+    if remat and save_rows:
         remat = (REMATERIALISE.given(short_row=0), *remat[1:])
     passes = STEP_PASSES + remat + SAVE_PASSES
     if samples != 1:

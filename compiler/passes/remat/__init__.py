@@ -1,5 +1,5 @@
 """Quadratic rematerialisation: large values that follow from small ones are made where they
-are read, instead of being kept.
+are read, instead of being saved.
 
 `recipes.py` says how a value is rematerialised and whether that pays, `groups.py` which readers are
 too far away to share it, `level.py` gives those readers a copy of their own, `loops.py` does the

@@ -22,7 +22,7 @@ from shardwright.compiler.passes.remat.stacks import RowRead, Stack, row_reads, 
 Chosen = Iterable[tuple[Stack, Recipe]]
 Choose = Callable[["Writer", Sequence[Stack], Mapping[Stack, Collection[Op]]], Chosen]
 """Which of the stacks that loops read row by row (third argument, with those loops; of all in the
-second) are rematerialised, and how. It tells the writer of those that stay (`Writer.keep`).
+second) are rematerialised, and how. It tells the writer of those that stay (`Writer.save`).
 """
 
 
@@ -36,20 +36,20 @@ def remat_across_loops(graph: Graph, choose: Choose, short_row: int = SHORT_ROW)
 def quadratic(
     writer: Writer, found: Sequence[Stack], read: Mapping[Stack, Collection[Op]]
 ) -> Chosen:
-    """Choose: large values that follow from small ones, one after the other, since what is kept of
+    """Choose: large values that follow from small ones, one after the other, since what is saved of
     one serves the next; then what follows from values that their readers have on the way.
     """
     large: list[tuple[Stack, Recipe]] = []
-    kept: list[Stack] = []
+    saved: list[Stack] = []
     for stack in found:
         recipe = writer.recipe(stack) if stack in read else None
         if recipe is None:
-            writer.keep(stack)
-            kept.append(stack)
+            writer.save(stack)
+            saved.append(stack)
         else:
             large.append((stack, recipe))
             yield stack, recipe
-    for stack in kept:
+    for stack in saved:
         readers = set(read.get(stack, ()))
         for recipe in (r for other, r in large if readers and readers <= set(read[other])):
             on_the_way = {value for op in recipe.ops for value in op.results}
@@ -101,7 +101,7 @@ class Writer:
         """True for what is the same in every iteration, and for the counter."""
         return value in self.invariant or value is self.counter
 
-    def keep(self, stack: Stack) -> None:
+    def save(self, stack: Stack) -> None:
         """Note that readers may use the rows of `stack`."""
         self.rows.setdefault(stack.value, (self.loop.results[stack.carry], stack.dim))
 

@@ -44,11 +44,11 @@ MAX_CONTRACTIONS = 2
 MAX_FLOPS_PER_BYTE = 256
 """Contractions repeated per byte not stored. inferred: NeuronCore-v2, 92 TFLOP/s bf16 against 410
 GB/s of HBM per core, is 224; scores of head width 128 cost 64 in fp32 and 128 in bf16, an MLP of
-width 1024 costs 512 and 1024 and is kept.
+width 1024 costs 512 and 1024 and is saved.
 """
 
 SHORT_ROW = 2048
-"""Elements of a row whose maximum or sum is rematerialised rather than kept: it is stored and read
+"""Elements of a row whose maximum or sum is rematerialised rather than saved: it is stored and read
 in a 4-byte descriptor a row, which takes longer than another pass over so many scores (our choice,
 by time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
 """
@@ -149,12 +149,12 @@ class Recipes:
         place of the recipe has for other reasons. Views cost nothing, so sizes are compared with
         what `value` is a view of.
         """
-        kept = self._behind_views(value)
-        first = self._search(value, partial(self._ends, kept), dots=MAX_CONTRACTIONS)
+        saved = self._behind_views(value)
+        first = self._search(value, partial(self._ends, saved), dots=MAX_CONTRACTIONS)
         if first is None:
             return None
         recipe = self._with_cheap_leaves(first, resident, available)
-        return recipe if self._pays(kept, recipe, resident, available) else None
+        return recipe if self._pays(saved, recipe, resident, available) else None
 
     def following(self, value: Value, known: Question) -> Recipe | None:
         """The few cheap ops, if any are needed, by which `value` follows from known ones."""
@@ -164,7 +164,7 @@ class Recipes:
         return found if found is not None and all(map(known, found.leaves)) else None
 
     def _behind_views(self, value: Value) -> Value:
-        """The value that would be in memory if `value` were kept."""
+        """The value that would be in memory if `value` were saved."""
         return behind(value, self.producers, lambda op: op.name in RESHAPING)
 
     def _ends(self, value: Value, x: Value) -> bool:
@@ -248,7 +248,7 @@ class Recipes:
 
     def _cheap(self, leaf: Value, resident: Question, there: Question) -> Recipe | None:
         """Cheap ops that make `leaf` from what is there; or from values small beside it when it is
-        quadratic itself (a mask that all heads share): others rematerialise it, so it is not kept.
+        quadratic itself (a mask that all heads share): others rematerialise it, so it is not saved.
         """
         if leaf in self.inputs and resident(leaf):
             return None
@@ -268,12 +268,12 @@ class Recipes:
         size = value.type.num_bytes
         if len(dots) > MAX_CONTRACTIONS or flops > MAX_FLOPS_PER_BYTE * size:
             return False
-        kept = [x for x in recipe.leaves if x in self.inputs and resident(x)]
-        made = [x for x in recipe.leaves if x not in kept]
+        saved = [x for x in recipe.leaves if x in self.inputs and resident(x)]
+        made = [x for x in recipe.leaves if x not in saved]
         if not all(shrinks(value, x) for x in made):
             return False
         stored = sum(x.type.num_bytes for x in made if not available(x))
-        read = sum(x.type.num_bytes for x in kept)
+        read = sum(x.type.num_bytes for x in saved)
         return stored * RATIO <= size and read * (1 if dots else RATIO) <= size
 
 

@@ -1,4 +1,4 @@
-"""What a loop keeps for a later loop, reduced to the lightest values that the rest follows from
+"""What a loop saves for a later loop, reduced to the lightest values that the rest follows from
 element by element.
 
 JAX's scan keeps every operand of every derivative: of a GELU six tensors of the feed-forward width,
@@ -34,7 +34,7 @@ byte in 7.4 ps (16 queues at 17 GB/s), Vector computes an element in 8.1 ps (128
 
 
 def save_policy(graph: Graph) -> Graph:
-    """`graph` with loops that keep fewer bytes for other loops, loop bodies included.
+    """`graph` with loops that save fewer bytes for other loops, loop bodies included.
 
     Values are equal bit by bit. What is not read any more is left to `dce`.
     """
@@ -49,17 +49,18 @@ def lightest(writer: Writer, found: Sequence[Stack], read: Collection[Stack]) ->
     recipes = Zone(writer.body, outside, {s.value for s in read}, anyway, rows).recipes()
     for stack in found:
         if stack.value not in recipes:
-            writer.keep(stack)
+            writer.save(stack)
     for stack in found:
         if stack.value in recipes:
             yield stack, recipes[stack.value]
 
 
 class Zone:
-    """The elementwise ops of a graph behind the values that are kept for other code, and their cut.
+    """The elementwise ops of a graph behind the values that are saved for other code, and their
+    cut.
 
-    `outside` are inputs that the other code has as well, `wanted` is what is kept for it, `anyway`
-    what is kept for others; `keepers` are outputs that only keep something, which they are mapped
+    `outside` are inputs that the other code has as well, `wanted` is what is saved for it, `anyway`
+    what is saved for others; `savers` are outputs that only save something, which they are mapped
     to.
     """
 
@@ -69,10 +70,10 @@ class Zone:
         outside: Collection[Value],
         wanted: Collection[Value],
         anyway: Collection[Value],
-        keepers: Mapping[Value, Value],
+        savers: Mapping[Value, Value],
     ) -> None:
         self.graph = graph
-        self.keepers = keepers
+        self.savers = savers
         self.producers = graph.producers()
         self.outside = self._outside(outside)
         self.anyway = anyway
@@ -107,23 +108,23 @@ class Zone:
             todo += before
 
     def _before(self, value: Value) -> list[Value]:
-        """The operands that `value` follows from; none where it has to be kept itself."""
+        """The operands that `value` follows from; none where it has to be saved itself."""
         op = self.producers.get(value)
         if op is None or not is_cheap(op):
             return []
         return [v for v in dict.fromkeys(operands_of(op, value)) if v not in self.outside]
 
     def recipes(self) -> dict[Value, Recipe]:
-        """Per target that is not kept, how it is made of what is."""
+        """Per target that is not saved, how it is made of what is."""
         if not self.targets:
             return {}
         network = FlowNetwork(self.weights, self.edges, self.sources, self.targets)
-        kept = set(network.minimum_cut())
-        made = {v: self._recipe(v, kept) for v in self.targets if v not in kept}
+        saved = set(network.minimum_cut())
+        made = {v: self._recipe(v, saved) for v in self.targets if v not in saved}
         return {v: made[v] for group in self._groups(made) if self._pays(group) for v in group}
 
     def _groups(self, made: Mapping[Value, Recipe]) -> list[dict[Value, Recipe]]:
-        """Targets that follow from common values: what is kept of them is kept once, so that they
+        """Targets that follow from common values: what is saved of them is saved once, so that they
         pay together or not at all.
         """
         families = Families[Value]()
@@ -142,8 +143,8 @@ class Zone:
         saved = before - sum(self.weights.get(v, 0) for v in leaves)
         return saved >= max(MIN_SAVED * before, BYTES_PER_OP * self._repeated(made))
 
-    def _recipe(self, target: Value, kept: set[Value]) -> Recipe:
-        ops, leaves = cone(self.producers, [target], kept.__contains__)
+    def _recipe(self, target: Value, saved: set[Value]) -> Recipe:
+        ops, leaves = cone(self.producers, [target], saved.__contains__)
         return Recipe(tuple(op for op in self.graph.ops if op in ops), leaves)
 
     def _repeated(self, made: Mapping[Value, Recipe]) -> int:
@@ -154,8 +155,8 @@ class Zone:
         return sum(v.type.num_elements for v in computed)
 
     def _wanted_here(self, dropped: set[Value]) -> set[Op]:
-        """Ops that `graph` itself needs once `dropped` are not kept."""
-        outputs = [v for v in self.graph.outputs if self.keepers.get(v) not in dropped]
+        """Ops that `graph` itself needs once `dropped` are not saved."""
+        outputs = [v for v in self.graph.outputs if self.savers.get(v) not in dropped]
         return cone(self.producers, outputs, lambda _: False, lambda op, _: op.operands)[0]
 
 
