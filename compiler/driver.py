@@ -40,14 +40,14 @@ from shardwright.compiler.shown.memory import function_memory
 from shardwright.compiler.shown.tiling import tiling_text
 from shardwright.compiler.steps import note, within
 from shardwright.compiler.support.schema import MOST
-from shardwright.compiler.timing.evaluate import JUDGED_RECOVERY, Shares, segments_at
+from shardwright.compiler.timing.evaluate import ORACLE_RECOVERY, Shares, segments_at
 
 
 def compile_function(payload: bytes, target: str, options: CompileOptions = DEFAULTS) -> bytes:
     """The packed function of a compile unit (`Unit.payload`) for the machine named `target`.
 
     A longer search, or one for a type of model, is held against the default level's function and
-    taken where it is no slower, whatever neighbours fill of its stalls: kernels are judged one by
+    taken where it is no slower, whatever neighbours fill of its stalls: kernels are timed one by
     one, so that a function of better ones may be worse.
 
     Raises: CompileError whose location is an op ordinal (see `located`).
@@ -80,7 +80,7 @@ def _compiled(
 
 
 _NEIGHBOURS = tuple(
-    (recovery, Shares(dma)) for recovery in (JUDGED_RECOVERY, 1.0) for dma in (1.0, 0.9, 0.5)
+    (recovery, Shares(dma)) for recovery in (ORACLE_RECOVERY, 1.0) for dma in (1.0, 0.9, 0.5)
 )
 """Neighbours beside whom a longer search may not lose: they fill half of the stalls, or all, so
 that only the busiest engine counts; they leave all of the DMA queues, nine tenths (our choice:

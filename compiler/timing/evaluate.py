@@ -25,13 +25,13 @@ _TOKENS = ("wait", "signal")
 _EVENTS = ("collective_start", "collective_wait")
 _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
-JUDGED_RECOVERY = 0.5
+ORACLE_RECOVERY = 0.5
 """Part of a kernel's stalls that its neighbours are taken to fill when code is chosen: the middle
 of what they may do (our choice, docs/design/0061). At 0 code wins that waits less and works more,
 which a step that fills stalls pays for; at 1 code that only waits costs nothing.
 """
 
-JUDGED_DMA = 0.75
+ORACLE_DMA = 0.75
 """Share of the DMA queues that code has when it is chosen: the middle between all of them and the
 half that is left beside collectives (our choice, docs/design/0073). At 1 code wins that moves more
 to compute less, which a step that hides its collectives behind it pays for.
@@ -234,24 +234,24 @@ def _at_each(points: int, key: Callable[[int], object], made: Callable[[int], Ma
     return [known[one] for one in keys]
 
 
-_JUDGED = (Shares(JUDGED_DMA),)
-"""Where kernels are judged."""
+_ORACLE = (Shares(ORACLE_DMA),)
+"""Where the cost oracle times kernels."""
 
 
 def busiest_ps(kernel: Kernel, tensors: Sequence[Tensor], target: Target) -> int:
-    """Busy time of the busiest engine of a kernel as it is judged: `judged_ps` is no less, whatever
-    waits for what.
+    """Busy time of the busiest engine of a kernel by the cost oracle: `oracle_ps` is no less,
+    whatever waits for what.
     """
-    return _Costs(kernel, tensors, target, _JUDGED, recorded=False).busiest_ps(0)
+    return _Costs(kernel, tensors, target, _ORACLE, recorded=False).busiest_ps(0)
 
 
-def judged_ps(kernel: Kernel, tensors: Sequence[Tensor], target: Target) -> int:
-    """How long a kernel is judged to take by those who choose between codes and merges: beside
-    neighbours that fill `JUDGED_RECOVERY` of its stalls and leave it `JUDGED_DMA` of the queues.
+def oracle_ps(kernel: Kernel, tensors: Sequence[Tensor], target: Target) -> int:
+    """How long a kernel takes by the cost oracle, which chooses between codes and merges: beside
+    neighbours that fill `ORACLE_RECOVERY` of its stalls and leave it `ORACLE_DMA` of the queues.
     """
-    costs = _Costs(kernel, tensors, target, _JUDGED, recorded=False)
+    costs = _Costs(kernel, tensors, target, _ORACLE, recorded=False)
     alone = costs.code_time(0, CoreTimeline(target.core.semaphore_ps))
-    return _recovered(alone, costs.busiest_ps(0), JUDGED_RECOVERY).duration_ps
+    return _recovered(alone, costs.busiest_ps(0), ORACLE_RECOVERY).duration_ps
 
 
 def function_segments(

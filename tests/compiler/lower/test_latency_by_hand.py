@@ -121,18 +121,18 @@ def steps(lowered: Lowered) -> list[str]:
 
 def test_a_product_that_is_ready_runs_beside_a_gather() -> None:
     """The gather takes 64,000, the product beside it 5: without an oracle the program's order."""
-    judged = lower_to_fixpoint(two_gathers(), oracle=Oracle({"contract": 5})).lowered
+    timed = lower_to_fixpoint(two_gathers(), oracle=Oracle({"contract": 5})).lowered
     gather, wait = "start.all_gather", "wait.all_gather"
-    assert steps(judged) == [gather, "dot_general 32", wait, "dot_general 64"]
+    assert steps(timed) == [gather, "dot_general 32", wait, "dot_general 64"]
     assert steps(lower_to_fixpoint(two_gathers()).lowered) == [
         gather,
         wait,
         "dot_general 64",
         "dot_general 32",
     ]
-    assert judged.expected_ps == 64_000 + 5
-    assert judged.stalled_ps == 64_000 - 5
-    assert judged.flights_ps == [64_000]
+    assert timed.expected_ps == 64_000 + 5
+    assert timed.stalled_ps == 64_000 - 5
+    assert timed.flights_ps == [64_000]
 
 
 def mlp() -> Graph:
