@@ -60,7 +60,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "orchestrator/service/units.py",
         "orchestrator/road/timing.py",
         "orchestrator/whatif/journal.py",
-        "sim_cluster/timing/kept.py",
+        "sim_cluster/timing/memo.py",
         "sim_cluster/timing/timing_unit.py",
     ),
     "stage cut": (

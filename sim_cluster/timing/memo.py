@@ -16,19 +16,19 @@ from shardwright.compiler.isa.program import Function
 from shardwright.compiler.machine.target import Target
 from shardwright.sim_cluster.timing.macro import Segments, evaluated
 
-MOST_KEPT = 128
-"""Functions, the newest: those of about five steps (our choice); up to 1 MB each."""
+MOST_FUNCTIONS = 128
+"""The newest: those of about five steps (our choice); up to 1 MB each."""
 MOST_MACHINES = 12
 """Of one function, the newest: the profiles of four targets (our choice)."""
 
 
-class KeptFunctions:
+class FunctionMemo:
     """See the module. What it gives is shared: nobody may change it."""
 
-    def __init__(self, most: int = MOST_KEPT) -> None:
+    def __init__(self, most: int = MOST_FUNCTIONS) -> None:
         self._most = most
         self._functions: dict[bytes, Function] = {}
-        self._times: dict[int, dict[str, Segments]] = {}  # of kept functions, by identity
+        self._times: dict[int, dict[str, Segments]] = {}  # of functions here, by identity
 
     def decode(self, sections: Mapping[str, Any]) -> Function:
         """As `decode_function`."""

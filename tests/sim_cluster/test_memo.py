@@ -13,9 +13,9 @@ from shardwright.compiler.isa.decode import decode_function
 from shardwright.compiler.isa.encode import encode_function
 from shardwright.compiler.machine.target import Target, load_target
 from shardwright.sim_cluster.profiles import PROFILES, under_profile
-from shardwright.sim_cluster.timing import kept
-from shardwright.sim_cluster.timing.kept import KeptFunctions
+from shardwright.sim_cluster.timing import memo
 from shardwright.sim_cluster.timing.macro import evaluated
+from shardwright.sim_cluster.timing.memo import FunctionMemo
 from tests.support.compiled import TARGET, graph_of, link
 
 MACHINE = load_target(TARGET)
@@ -41,7 +41,7 @@ def test_answers_are_those_of_functions_read_and_timed_alone(
     functions: list[Mapping[str, Any]], most: int
 ) -> None:
     """In an order in which some were dropped since."""
-    known = KeptFunctions(most)
+    known = FunctionMemo(most)
     machines = [under_profile(MACHINE, name) for name in PROFILES]
     held = [known.decode(sections) for sections in functions]
     for turn in range(12):
@@ -56,8 +56,8 @@ def test_each_is_timed_once_per_machine(
     functions: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Target] = []
-    monkeypatch.setattr(kept, "evaluated", lambda _, target: asked.append(target))
-    known, other = KeptFunctions(), replace(MACHINE, lnc=2)
+    monkeypatch.setattr(memo, "evaluated", lambda _, target: asked.append(target))
+    known, other = FunctionMemo(), replace(MACHINE, lnc=2)
     for machine in (MACHINE, other, replace(MACHINE)):
         function = known.decode({**functions[0]})
         assert known.decode({**functions[1]}) is not function
@@ -70,17 +70,17 @@ def test_only_the_newest_machines_are_kept(
 ) -> None:
     """A sweep may ask about one function on any number of them."""
     asked: list[Target] = []
-    monkeypatch.setattr(kept, "evaluated", lambda _, target: asked.append(target))
-    known = KeptFunctions()
+    monkeypatch.setattr(memo, "evaluated", lambda _, target: asked.append(target))
+    known = FunctionMemo()
     function = known.decode(functions[0])
-    machines = [replace(MACHINE, efa_devices=n) for n in range(kept.MOST_MACHINES + 1)]
+    machines = [replace(MACHINE, efa_devices=n) for n in range(memo.MOST_MACHINES + 1)]
     for machine in (*machines, *reversed(machines)):
         known.evaluate(function, machine)
     assert asked == [*machines, machines[0]]
 
 
 def test_one_changed_value_is_another_function(functions: list[Mapping[str, Any]]) -> None:
-    known, sections = KeptFunctions(), functions[0]
+    known, sections = FunctionMemo(), functions[0]
     first = known.decode(sections)
     code = np.array(sections["affines"])
     code[-1] += 1
