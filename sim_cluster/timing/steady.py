@@ -97,7 +97,7 @@ class Steady:
             if self.begun[part, actor.runs] == len(part):
                 self.due.append((part, actor.runs))
 
-    def settled(self, events: list[Event], now: int) -> None:
+    def instant_over(self, events: list[Event], now: int) -> None:
         """All that happens at `now` has happened; `events` are changed in place where a part
         skips."""
         due, self.due = self.due, []
