@@ -64,8 +64,8 @@ def score_buffers(plan: Plan) -> list[str]:
 def test_no_scores_between_forward_and_backward(name: str) -> None:
     """Only the user's arithmetic is repeated: every leaf is off by exactly as much as before."""
     task = CASES[name]()
-    stored, remade = (plan_of(task, form, num_microbatches=2) for form in ("fused", "flash"))
-    assert score_buffers(stored) and not score_buffers(remade)
-    errors, _ = run_and_compare(remade.step, task)
+    stored, recomputed = (plan_of(task, form, num_microbatches=2) for form in ("fused", "flash"))
+    assert score_buffers(stored) and not score_buffers(recomputed)
+    errors, _ = run_and_compare(recomputed.step, task)
     before, _ = run_and_compare(stored.step, task)
     assert errors == before
