@@ -19,7 +19,7 @@ from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import Function, Kernel, Program
 from shardwright.compiler.linking.budget import check_activations
 from shardwright.compiler.linking.link import Location, link_program, placed_function
-from shardwright.compiler.lower.function import Signature, settle
+from shardwright.compiler.lower.function import Signature, lower_to_fixpoint
 from shardwright.compiler.lower.task import ORDINAL_FILE
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.machine.target import Target, load_target
@@ -40,14 +40,14 @@ from shardwright.compiler.shown.memory import function_memory
 from shardwright.compiler.shown.tiling import tiling_text
 from shardwright.compiler.steps import note, within
 from shardwright.compiler.support.schema import MOST
-from shardwright.compiler.timing.evaluate import JUDGED_RECOVERY, Shares, segments_at
+from shardwright.compiler.timing.evaluate import ORACLE_RECOVERY, Shares, segments_at
 
 
 def compile_function(payload: bytes, target: str, options: CompileOptions = DEFAULTS) -> bytes:
     """The packed function of a compile unit (`Unit.payload`) for the machine named `target`.
 
     A longer search, or one for a type of model, is held against the default level's function and
-    taken where it is no slower, whatever neighbours fill of its stalls: kernels are judged one by
+    taken where it is no slower, whatever neighbours fill of its stalls: kernels are timed one by
     one, so that a function of better ones may be worse.
 
     Raises: CompileError whose location is an op ordinal (see `located`).
@@ -73,14 +73,14 @@ def _compiled(
 ) -> Function:
     graph = run(graph, unit_passes(options, machine.core.generation))
     core = LogicalCore(machine, options)
-    settled = settle(graph, signature, options, core)
-    note("fusion", lambda: fusion_text(settled))
-    note("kernels", lambda: kernels_text(settled.lowered))
-    return generate_function(settled.lowered, core)
+    fixpoint = lower_to_fixpoint(graph, signature, options, core)
+    note("fusion", lambda: fusion_text(fixpoint))
+    note("kernels", lambda: kernels_text(fixpoint.lowered))
+    return generate_function(fixpoint.lowered, core)
 
 
 _NEIGHBOURS = tuple(
-    (recovery, Shares(dma)) for recovery in (JUDGED_RECOVERY, 1.0) for dma in (1.0, 0.9, 0.5)
+    (recovery, Shares(dma)) for recovery in (ORACLE_RECOVERY, 1.0) for dma in (1.0, 0.9, 0.5)
 )
 """Neighbours beside whom a longer search may not lose: they fill half of the stalls, or all, so
 that only the busiest engine counts; they leave all of the DMA queues, nine tenths (our choice:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shardwright.compiler.attention.labelling import Labelling, Space
+from shardwright.compiler.attention.indexing_maps import IndexingMaps, Space
 from shardwright.compiler.ir.facts import (
     behind,
     chooses,
@@ -31,12 +31,12 @@ _KEEPING = _VIEWS | MOVES | {"maximum"}
 
 
 class Paths:
-    """Answers about the labelled values of one level, remembered per value."""
+    """Answers about the mapped values of one level, remembered per value."""
 
-    def __init__(self, labelling: Labelling) -> None:
-        self.labelling = labelling
-        self.users = labelling.graph.uses()
-        ops = labelling.graph.ops
+    def __init__(self, maps: IndexingMaps) -> None:
+        self.maps = maps
+        self.users = maps.graph.uses()
+        ops = maps.graph.ops
         self._exponentials = {v for op in ops if op.name == "exponential" for v in op.results}
         self._exponential: dict[Value, bool] = {}
         self._probability: dict[tuple[Value, Space], bool] = {}
@@ -53,9 +53,9 @@ class Paths:
 
     def _inside(self, value: Value) -> list[Value]:
         """Operands of the component of `value`."""
-        op = self.labelling.producers.get(value)
+        op = self.maps.producers.get(value)
         read = () if op is None else operands_of(op, value)
-        return [v for v in read if self.labelling.together(v, value)]
+        return [v for v in read if self.maps.same_component(v, value)]
 
     def is_probability(self, value: Value, keys: Space) -> bool:
         """True for an exponential over the keys that was only scaled by rows and rearranged."""
@@ -68,7 +68,7 @@ class Paths:
         return [(v, keys) for v in inside if not self._is_row(v, keys)]
 
     def _made_as_probability(self, asked: tuple[Value, Space]) -> bool:
-        op = self.labelling.producers.get(asked[0])
+        op = self.maps.producers.get(asked[0])
         if op is None:
             return False
         if asked[0] in self._exponentials:
@@ -83,10 +83,10 @@ class Paths:
         return keeps and any(good)
 
     def _spans(self, value: Value, keys: Space) -> bool:
-        return value in self.labelling.labels and self.labelling.space(value) >= keys
+        return value in self.maps.indexing and self.maps.space(value) >= keys
 
     def _is_splat(self, value: Value) -> bool:
-        return splat(self.labelling.producers.get(value)) is not None
+        return splat(self.maps.producers.get(value)) is not None
 
     def _is_row(self, value: Value, keys: Space) -> bool:
         """True for a row value that was broadcast along the keys."""
@@ -95,16 +95,16 @@ class Paths:
     def _row_operands(self, asked: tuple[Value, Space]) -> list[tuple[Value, Space]]:
         """What must be rows for a value to be one."""
         value, keys = asked
-        op = self.labelling.producers.get(value)
-        if op is None or value not in self.labelling.labels or self._spreads_row(op, keys):
+        op = self.maps.producers.get(value)
+        if op is None or value not in self.maps.indexing or self._spreads_row(op, keys):
             return []
         keeps = op.name in _VIEWS or OPS[op.name].elementwise
         return [(v, keys) for v in self._inside(value)] if keeps else []
 
     def _made_as_row(self, asked: tuple[Value, Space]) -> bool:
         value, keys = asked
-        op = self.labelling.producers.get(value)
-        if op is None or value not in self.labelling.labels:
+        op = self.maps.producers.get(value)
+        if op is None or value not in self.maps.indexing:
             return False
         read = self._row_operands(asked)
         return self._spreads_row(op, keys) or (bool(read) and all(self._row[v] for v in read))
@@ -115,15 +115,15 @@ class Paths:
 
     def product_behind(self, value: Value) -> Op | None:
         """The multiplication or division that `value` is, behind views and selections."""
-        op = self.labelling.producers.get(value)
+        op = self.maps.producers.get(value)
         while op is not None and (op.name in _VIEWS or chooses(op)):
             value = op.operands[1 if chooses(op) else op.results.index(value)]
-            op = self.labelling.producers.get(value)
+            op = self.maps.producers.get(value)
         return op if product_of(op) else None
 
     def _source(self, value: Value) -> Value:
         """`value` before views."""
-        return behind(value, self.labelling.producers, lambda op: op.name in _VIEWS)
+        return behind(value, self.maps.producers, lambda op: op.name in _VIEWS)
 
     def uses_stored(self, total: Op, product: Op, keys: Space) -> bool:
         """True for the derivative written with stored probabilities P: P * (dP + r), or the same

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.compiler.attention.labelling import Labelling, Space, free_dims
+from shardwright.compiler.attention.indexing_maps import IndexingMaps, Space, free_dims
 from shardwright.compiler.attention.paths import Paths
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.lower.labels import extent
+from shardwright.compiler.lower.indexing_map import extent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +52,15 @@ def find_attention(graph: Graph) -> list[Instance]:
 
 
 def _in_level(graph: Graph) -> Iterator[Instance]:
-    labelling = Labelling(graph)
-    paths = Paths(labelling)
-    parts: dict[Value, _Component] = defaultdict(lambda: _Component(labelling, paths))
-    for value in labelling.labels:
-        parts[labelling.component(value)].values.append(value)
-    for op in labelling.seeds:
-        parts[labelling.component(op.result)].seeds.append(op)
-    for op, side in labelling.sinks:
-        parts[labelling.component(op.operands[side])].sinks.append((op, side))
+    maps = IndexingMaps(graph)
+    paths = Paths(maps)
+    parts: dict[Value, _Component] = defaultdict(lambda: _Component(maps, paths))
+    for value in maps.indexing:
+        parts[maps.component(value)].values.append(value)
+    for op in maps.seeds:
+        parts[maps.component(op.result)].seeds.append(op)
+    for op, side in maps.sinks:
+        parts[maps.component(op.operands[side])].sinks.append((op, side))
     for component in parts.values():
         yield from component.instances()
 
@@ -68,8 +68,8 @@ def _in_level(graph: Graph) -> Iterator[Instance]:
 class _Component:
     """Values of one index space, and the contractions that lead in and out of it."""
 
-    def __init__(self, labelling: Labelling, paths: Paths) -> None:
-        self.labelling = labelling
+    def __init__(self, maps: IndexingMaps, paths: Paths) -> None:
+        self.maps = maps
         self.paths = paths
         self.values: list[Value] = []
         self.seeds: list[Op] = []
@@ -91,12 +91,12 @@ class _Component:
     def _sums(self) -> Iterator[tuple[Op, Space]]:
         """Sums over keys: (reduce, keys) where some contraction has keys among its free dims."""
         for value in self.values:
-            op = self.labelling.producers.get(value)
+            op = self.maps.producers.get(value)
             if op is None or not is_sum(op):
                 continue
             operand = op.operands[0]
-            if operand in self.labelling.labels:
-                keys = self.labelling.span(operand, op.attrs.dims)
+            if operand in self.maps.indexing:
+                keys = self.maps.span(operand, op.attrs.dims)
                 if keys and self._rows(keys):
                     yield op, keys
 
@@ -108,8 +108,8 @@ class _Component:
         for op in self.seeds:
             batch = len(op.attrs.lhs_batch)
             left = len(free_dims(op, 0))
-            lhs = self.labelling.span(op.result, range(batch, batch + left))
-            rhs = self.labelling.span(op.result, range(batch + left, op.result.type.rank))
+            lhs = self.maps.span(op.result, range(batch, batch + left))
+            rhs = self.maps.span(op.result, range(batch + left, op.result.type.rank))
             for near, rows in ((lhs, rhs), (rhs, lhs)):
                 if near >= keys and (rows or near == keys):
                     found.append(rows)
@@ -124,7 +124,7 @@ class _Component:
             if over != keys or not self.paths.is_exponential(total.operands[0]):
                 continue
             rows = [r for r in self._rows(keys) if r]
-            free = self.labelling.span(operand, free_dims(op, side))
+            free = self.maps.span(operand, free_dims(op, side))
             left = any(r <= free for r in rows) or not rows
             if left and self.paths.is_probability(operand, keys):
                 return keys
@@ -146,12 +146,12 @@ class _Component:
         return self.paths.uses_stored(total, product, keys)
 
     def _over(self, op: Op, side: int) -> Space:
-        return self.labelling.span(op.operands[side], op.attrs.contract(side))
+        return self.maps.span(op.operands[side], op.attrs.contract(side))
 
     def _over_rows(self, op: Op, side: int, keys: Space) -> Value | None:
         """The operand of a contraction that removes rows (if there are any) and keeps keys."""
         operand, over = op.operands[side], self._over(op, side)
-        if not self.labelling.space(operand) >= keys or over & keys:
+        if not self.maps.space(operand) >= keys or over & keys:
             return None
         one_query = not any(self._rows(keys))
         return operand if over or one_query else None
@@ -163,9 +163,9 @@ class _Component:
             scores=tuple(v for v in self.values if self._is_score(v, keys)),
             rows=max((extent(r) for r in self._rows(keys)), default=1),
             keys=extent(keys),
-            level=self.labelling.graph,
+            level=self.maps.graph,
         )
 
     def _is_score(self, value: Value, keys: Space) -> bool:
-        space = self.labelling.space(value)
+        space = self.maps.space(value)
         return bool(space & keys) and extent(space - keys) > 1

@@ -34,7 +34,7 @@ from shardwright.compiler.machine.target import FIRST_TARGET, Limits, Target, lo
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.schedule.allocate import allocate
 from shardwright.compiler.schedule.engine_order import order_engines
-from shardwright.compiler.timing.evaluate import busiest_ps, instr_costs, judged_ps
+from shardwright.compiler.timing.evaluate import busiest_ps, instr_costs, oracle_ps
 
 # Share of SBUF the planners may fill, tried in turn: their estimates leave out what allocation
 # rounds up.
@@ -154,7 +154,7 @@ class Codes:
         for share in _BUDGETS:
             tried = self._planned(share, effort)
             try:
-                made, chosen, unroll = fastest(tried, effort, self._build, self.judged_ps)
+                made, chosen, unroll = fastest(tried, effort, self._build, self.oracle_ps)
             except CapacityError as error:
                 failure = error
                 continue
@@ -173,12 +173,12 @@ class Codes:
         tried = effort.loads_apart and self.kinds & {"loop", "reduction"}
         if not tried or not self._code(tuple(chosen)).takes_over:
             return None
-        taken = self.judged_ps(made)
+        taken = self.oracle_ps(made)
         try:
             apart = self._build(chosen, unroll, taken, loads_apart=True)
         except CapacityError:
             return None
-        return apart if apart and self.judged_ps(apart) < taken else None
+        return apart if apart and self.oracle_ps(apart) < taken else None
 
     def _planned(self, share: float, effort: Effort) -> list[Sequence[Candidate]]:
         """Per nest what a search of `effort` tries."""
@@ -249,11 +249,11 @@ class Codes:
         allocate(kernel, self.limits)
         return _Placed(kernel, builder.next_register, self.tensors, self.machine)
 
-    def judged_ps(self, made: Generated) -> int:
-        """How long one of its codes is judged to take."""
+    def oracle_ps(self, made: Generated) -> int:
+        """How long one of its codes takes by the cost oracle."""
         key = id(made.kernel)
         if key not in self._times:
-            self._times[key] = judged_ps(made.kernel, self.tensors, self.machine)
+            self._times[key] = oracle_ps(made.kernel, self.tensors, self.machine)
         return self._times[key]
 
 

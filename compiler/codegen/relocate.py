@@ -1,6 +1,6 @@
 """Code of one kernel for another of the same meaning: other tensor numbers, other registers.
 
-A merge is judged by the code of the kernel it would make. When it is accepted the kernel is
+A merge is timed by the code of the kernel it would make. When it is accepted the kernel is
 generated for good, in a function that by then has other tensors and registers; nothing else of its
 code depends on those, so it is renamed instead of being made again.
 """

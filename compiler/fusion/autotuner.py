@@ -22,7 +22,7 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor, View, root_of
 from shardwright.compiler.machine.target import Target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.timing.evaluate import judged_ps
+from shardwright.compiler.timing.evaluate import oracle_ps
 
 _FIRST_REGISTER = 1 << 20  # above every register of a function
 _MOST_BEGUN = 24  # kernels whose code is kept for a search: the ways to cut one, twice (our choice)
@@ -90,7 +90,7 @@ class Autotuner:
         Raises as a call does.
         """
         made = self.generate(program, tensors, _FIRST_REGISTER)
-        return judged_ps(made.kernel, tensors, self.target)
+        return oracle_ps(made.kernel, tensors, self.target)
 
     def first_fit_ps(self, program: KernelProgram, tensors: Sequence[Tensor]) -> int:
         """Time of a kernel with its first tiling; a search that follows goes on from there. Raises
@@ -113,7 +113,7 @@ class Autotuner:
             return self._search(key, program, tensors).duration_ps
         made = self._repeated(key, program, tensors)
         self._codes[meaning(program, tensors)] = made, _tensors(program)
-        return judged_ps(made.kernel, tensors, self.target)
+        return oracle_ps(made.kernel, tensors, self.target)
 
     def generate(
         self, program: KernelProgram, tensors: Sequence[Tensor], first_register: int
@@ -169,7 +169,7 @@ class Autotuner:
 
 def _found(codes: Codes, made: Generated) -> Found:
     assert made.recipe is not None
-    return Found(made.recipe, codes.judged_ps(made))
+    return Found(made.recipe, codes.oracle_ps(made))
 
 
 def _once(

@@ -1,7 +1,7 @@
 """Kernels on the physical cores of a logical NeuronCore: who computes what, and how long it takes.
 
 With one physical core this is the `Autotuner` and nothing else. With two, every kernel is cut along
-the iter dim whose halves are fastest, judged by the first tiling of each; a kernel that cannot be
+the iter dim whose halves are fastest, timed by the first tiling of each; a kernel that cannot be
 cut, or gains nothing, stays on core 0 while core 1 is idle.
 """
 

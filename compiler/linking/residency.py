@@ -3,7 +3,7 @@ and the scratch zone of the call.
 
 Everything follows from the program alone: liveness runs backwards over its calls, loops to a fixed
 point, and knows nothing of the planner that placed the buffers. So it serves both to show where
-memory goes and to judge the plan (`bound_bytes`: no plan of the same calls needs less).
+memory goes and to hold the plan against (`bound_bytes`: no plan of the same calls needs less).
 """
 
 from __future__ import annotations

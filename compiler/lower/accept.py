@@ -1,4 +1,4 @@
-"""Which merges stand: a kernel that is slower than its parts, or has no code, is taken apart again.
+"""Which merges are kept: a kernel that is slower than its parts, or has no code, is split again.
 
 The cost oracle (`compiler/fusion/`) generates code and tells its simulated time. A kernel is
 compared with the parts it would have without the phase that made it; if it loses, its last merge is
@@ -63,8 +63,9 @@ def policy_of(options: CompileOptions) -> Policy:
     loop fusions those that fold both ways; -O3 times all of those. What a model type
     changes is in `compiler/model_types.py`.
 
-    Without the clock a reduction fusion would stand wherever it has code. One of both products of
-    an MLP has, where a row fits on chip: a hundred times as slow as two kernels.
+    Without the clock a reduction fusion would be kept wherever it has code. One of both products of
+    an
+    MLP has, where a row fits on chip: a hundred times as slow as two kernels.
     """
     level, model = options.optlevel, MODEL_TYPES[options.model_type]
     phases = {
@@ -90,8 +91,8 @@ class Trials:
         self.refused: dict[frozenset[int], Refusal] = {}
         self._oracle = oracle
 
-    def settle(self) -> None:
-        """Take apart every kernel that does not pay. Raises the errors that ask for another try."""
+    def undo_merges(self) -> None:
+        """Split every kernel that does not pay. Raises the errors that ask for another try."""
         if self._oracle is None:
             return
         for kernel, part in list(self.groups.parts.items()):
@@ -113,7 +114,7 @@ class Trials:
     def _is_tried(self, part: Part) -> bool:
         if part.phase == "loop":
             mine = self._is_timed(part) or "loop" in self.policy.coded
-            return mine and self._kept_bytes(part) >= SEARCH_BYTES
+            return mine and self._internal_bytes(part) >= SEARCH_BYTES
         return part.phase in self.policy.coded | self.policy.timed
 
     def _is_timed(self, part: Part) -> bool:
@@ -130,7 +131,7 @@ class Trials:
         folds = [(t.data[0].type.shape, t.op.attrs.dims) for t in tasks if t.op.name in REDUCTIONS]
         return any(one == other and not set(a) & set(b) for one, a in folds for other, b in folds)
 
-    def _kept_bytes(self, part: Part) -> int:
+    def _internal_bytes(self, part: Part) -> int:
         """Bytes of values that are made and used inside only."""
         tasks = [self.groups.body.tasks[n] for n in part.members]
         inside = [t for t in tasks if not self.groups.is_stored(t, part.members)]
@@ -140,7 +141,7 @@ class Trials:
         oracle, tensors = self._oracle, self.groups.storage.tensors
         assert oracle is not None
         try:
-            together = oracle(kernel_program(self.groups, part.members), tensors)
+            merged = oracle(kernel_program(self.groups, part.members), tensors)
         except DiagnosticError as error:
             return Refusal("code", error.diagnostic.message)
         except (NeedsCopyError, NeedsScratchError, ClashError):
@@ -148,14 +149,14 @@ class Trials:
         if not self._is_timed(part):
             return None
         parts = list(_without(part, part.phase))
-        passed = self._kept_bytes(part) - sum(map(self._kept_bytes, parts))
+        passed = self._internal_bytes(part) - sum(map(self._internal_bytes, parts))
         if passed > oracle.limit_bytes:
             return None
         programs = [kernel_program(self.groups, part.members) for part in parts]
-        apart = sum(time_or_inf(oracle, program, tensors) for program in programs)
-        if together <= apart * (1 + self.policy.margin):
+        split = sum(time_or_inf(oracle, program, tensors) for program in programs)
+        if merged <= split * (1 + self.policy.margin):
             return None
-        return Refusal("slower", f"by {together / apart - 1:.0%}")
+        return Refusal("slower", f"by {merged / split - 1:.0%}")
 
 
 def _without(part: Part, phase: str) -> Iterator[Part]:

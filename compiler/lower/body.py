@@ -51,8 +51,9 @@ class Body:
     `parameters` are the counter inputs, `donated` the inputs that an output may overwrite by
     updates in place, `forced` the values that get memory of their own because strides cannot
     express one of their uses, `dense` those that get it because their readers walk it better. With
-    `excess`, short floats may keep fp32 where nobody sees them (`excess.py`). `positions` are masks
-    that numbers in memory decide: those go into registers, and masks are free.
+    `excess_precision`, short floats may keep fp32 where nobody sees them (`excess_precision.py`).
+    `positions` are masks that numbers in memory decide: those go into registers, and masks are
+    rematerialised.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class Body:
         donated: Collection[Value] = (),
         forced: Collection[Value] = (),
         dense: Collection[Value] = (),
-        excess: bool = False,
+        excess_precision: bool = False,
     ) -> None:
         self.graph = graph
-        self.excess = excess
+        self.excess_precision = excess_precision
         self.known = known_scalars(graph, parameters)
         self.num_parameters = self.num_registers = len(parameters)
         self.tasks: list[Task] = []
@@ -76,7 +77,7 @@ class Body:
         self.constants: dict[Value, Op] = {}
         self.made: dict[Value, Op] = {}
         self.register_task: dict[int, Task] = {}
-        self._free: set[Value] = set(parameters)
+        self._rematerialised: set[Value] = set(parameters)
         self._masks = positions.wanted
         self._numbers = {v: positions.ranges[v] for v in positions.numbers}
         self._moved_by: dict[Value, frozenset[int]] = {}
@@ -102,12 +103,12 @@ class Body:
         return found
 
     def add(self, op: Op) -> None:
-        """Sort one op into free values, constants, views and tasks; it reads the copies of forced
-        values.
+        """Sort one op into rematerialised values, constants, views and tasks; it reads the copies
+        of forced values.
         """
         op = reading(op, self._forced_copy)
-        if len(op.results) == 1 and self._makes_free(op):
-            self._add_free(op)
+        if len(op.results) == 1 and self._makes_rematerialised(op):
+            self._add_rematerialised(op)
         elif op.name in LITERALS:
             self.constants[op.result] = op
         elif op.name in ALIASING:
@@ -119,7 +120,7 @@ class Body:
                 self._forced_copy[value] = copy = self.copy(value, op)
                 self.producer[copy].fusable = value not in self._dense
 
-    def _makes_free(self, op: Op) -> bool:
+    def _makes_rematerialised(self, op: Op) -> bool:
         if op.result in self.known:
             return True
         if not is_constant_like(op):
@@ -127,18 +128,20 @@ class Body:
         numbers = self._numbers if op.result in self._masks else ()
         if any(v not in self.known and v not in numbers for v in places_of(op)):
             return False
-        return all(self.is_free(v) or v in numbers for v in op.operands)
+        return all(self.is_rematerialised(v) or v in numbers for v in op.operands)
 
-    def _add_free(self, op: Op) -> None:
+    def _add_rematerialised(self, op: Op) -> None:
         """Note how the result is made, and load the numbers that it depends on."""
-        self._free.add(op.result)
+        self._rematerialised.add(op.result)
         self.made[op.result] = op
         moved = self.registers_of(*op.operands)
         if starts := places_of(op):
             at = self.starts(op, op.operands[0], op.attrs.sizes, starts)
             moved |= {register for start in at for register, _ in start.terms}
         elif op.result in self._masks:
-            moved |= {self._load_number(op, v) for v in op.operands if not self.is_free(v)}
+            moved |= {
+                self._load_number(op, v) for v in op.operands if not self.is_rematerialised(v)
+            }
         if moved:
             self._moved_by[op.result] = moved
 
@@ -150,7 +153,7 @@ class Body:
         return register
 
     def registers_of(self, *values: Value) -> frozenset[int]:
-        """The registers with loaded numbers that free values depend on."""
+        """The registers with loaded numbers that rematerialised values depend on."""
         return frozenset[int]().union(*(self._moved_by.get(v, ()) for v in values))
 
     def _add_view(self, op: Op) -> None:
@@ -172,8 +175,8 @@ class Body:
     def look_through(self, result: Value, source: Value, op: Op) -> None:
         """Make `result` the view `op` of `source`."""
         view = Op(op.name, (source,), (result,), op.attrs, loc=op.loc)
-        if self.is_free(source):
-            self._add_free(view)
+        if self.is_rematerialised(source):
+            self._add_rematerialised(view)
         else:
             self.views[result] = view
 
@@ -225,13 +228,13 @@ class Body:
         op = self.made.get(value) or self.views.get(value) or self.constants.get(value)
         return task.op.loc if task else op.loc if op else UNKNOWN_LOC
 
-    def is_free(self, value: Value) -> bool:
-        """True when kernels re-make the value instead of loading it."""
-        return value in self._free
+    def is_rematerialised(self, value: Value) -> bool:
+        """True when kernels rematerialise the value instead of loading it."""
+        return value in self._rematerialised
 
     def stored(self, value: Value, op: Op) -> Value:
-        """`value`, or a copy of it in memory when it is free; `op` is the user."""
-        if not self.is_free(value):
+        """`value`, or a copy of it in memory when it is rematerialised; `op` is the user."""
+        if not self.is_rematerialised(value):
             return value
         if value not in self._stored_copy:
             self._stored_copy[value] = self.copy(value, op)
@@ -283,7 +286,7 @@ class Body:
         """Memory with the elements of `value` that `op` may overwrite: its own, or a copy."""
         base, chain = self.path(value)
         plain = all(self.views[v].name in IDENTITIES for v in chain)
-        mutable = not self.is_free(value) and base not in self.constants
+        mutable = not self.is_rematerialised(value) and base not in self.constants
         if plain and mutable and op.result in self._in_place:
             return base
         return self.copy(value, op)

@@ -37,7 +37,7 @@ def dense_source(body: Body, op: Op, source: Value) -> Value:
     """`source`, or a copy of it, in one run of memory; `op` sends it."""
     base, chain = body.path(source)
     one_run = all(_is_one_run(body, view) for view in chain)
-    if not one_run or body.is_free(source) or base in body.constants:
+    if not one_run or body.is_rematerialised(source) or base in body.constants:
         return body.copy(source, op)
     return source
 

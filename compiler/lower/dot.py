@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.types import Op
-from shardwright.compiler.lower.labels import Labels, all_leaves, leaves, unify
+from shardwright.compiler.lower.indexing_map import IndexingMap, all_leaves, leaves, unify
 from shardwright.compiler.lower.registry import Lowering, register, register_maker
 from shardwright.compiler.lower.task import CONTRACT, ClashError, NeedsCopyError, Task, unsupported
 
@@ -26,7 +26,7 @@ def _make(body: Body, op: Op) -> None:
     body.add_task(op, CONTRACT, tuple(body.stored(v, op) for v in op.operands))
 
 
-def _label(space: Space, task: Task) -> Labels:
+def _indexing(space: Space, task: Task) -> IndexingMap:
     attrs = task.op.attrs
     lhs, rhs = space.operand(task, 0), space.operand(task, 1)
     left, right = attrs.lhs_batch + attrs.lhs_contract, attrs.rhs_batch + attrs.rhs_contract
@@ -38,8 +38,8 @@ def _label(space: Space, task: Task) -> Labels:
 
 
 def _emit(emitter: Emitter, task: Task) -> int:
-    labels = emitter.space.operand(task, 0)
-    over = [a for d in task.op.attrs.lhs_contract for a in leaves(labels[d])]
+    indexing = emitter.space.operand(task, 0)
+    over = [a for d in task.op.attrs.lhs_contract for a in leaves(indexing[d])]
     operands = [emitter.operand(task, 0), emitter.operand(task, 1)]
     spanned = emitter.iter_dims_of(operands[0]) | emitter.iter_dims_of(operands[1])
     for k in range(2):
@@ -65,4 +65,4 @@ def _everywhere(emitter: Emitter, task: Task, k: int, summed: bool) -> int:
 
 
 register_maker("dot_general", _make)
-register("dot_general", Lowering(_label, _emit))
+register("dot_general", Lowering(_indexing, _emit))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.lower.labels import Labels, fresh, unify_all
+from shardwright.compiler.lower.indexing_map import IndexingMap, fresh, unify_all
 from shardwright.compiler.lower.registry import (
     ELEMENTWISE,
     Lowering,
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from shardwright.compiler.lower.space import Space
 
 
-def _label(space: Space, task: Task) -> Labels:
-    """Labels of the result: those of the first operand of its rank, the others united with them."""
+def _indexing(space: Space, task: Task) -> IndexingMap:
+    """The map of the result: that of the first operand of its rank, the others united with it."""
     rank = task.result.type.rank
-    labels: Labels | None = None
+    indexing: IndexingMap | None = None
     for k, value in enumerate(task.data):
-        if value.type.rank != rank or space.body.is_free(value):
+        if value.type.rank != rank or space.body.is_rematerialised(value):
             continue
         operand = space.operand(task, k)
-        if labels is not None and not unify_all(labels, operand):
+        if indexing is not None and not unify_all(indexing, operand):
             space.refuse("operands walk different indices")
-        labels = operand if labels is None else labels
-    labels = fresh(task.result.type.shape) if labels is None else labels
+        indexing = operand if indexing is None else indexing
+    indexing = fresh(task.result.type.shape) if indexing is None else indexing
     for k, value in enumerate(task.data):
-        if space.body.is_free(value):
-            space.set_operand(task, k, labels if value.type.rank == rank else ())
+        if space.body.is_rematerialised(value):
+            space.set_operand(task, k, indexing if value.type.rank == rank else ())
         elif value.type.rank != rank:
             space.operand(task, k)
-    return labels
+    return indexing
 
 
 def _emit(emitter: Emitter, task: Task) -> int:
@@ -50,5 +50,5 @@ def _emit(emitter: Emitter, task: Task) -> int:
 
 
 register_maker(ELEMENTWISE, as_loop)
-register(ELEMENTWISE, Lowering(_label, _emit))
-register(COPY, Lowering(_label, first_operand))
+register(ELEMENTWISE, Lowering(_indexing, _emit))
+register(COPY, Lowering(_indexing, first_operand))

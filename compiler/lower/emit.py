@@ -2,7 +2,7 @@
 
 The tasks of a kernel are emitted twice. The first time, aligning strides and re-making values
 splits iter dims; the second time the iter dims are final and get their numbers. Equal loads and
-re-made values appear once.
+rematerialised values appear once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import Bound, KernelProgram, Node, View, root_of
 from shardwright.compiler.lower import registry
-from shardwright.compiler.lower.free import Occurrence, remake
-from shardwright.compiler.lower.labels import IterDim, Labels, all_leaves, leaves
+from shardwright.compiler.lower.indexing_map import IndexingMap, IterDim, all_leaves, leaves
+from shardwright.compiler.lower.remat_in_kernel import Occurrence, rematerialise
 from shardwright.compiler.lower.space import Space
 from shardwright.compiler.lower.storage import Place, Storage
 from shardwright.compiler.lower.task import (
@@ -35,7 +35,7 @@ NONE: Attrs = MappingProxyType({})
 
 
 class Emitter:
-    """Nodes of one kernel. `space` holds its labels, `storage` says where values live."""
+    """Nodes of one kernel. `space` holds its indexing maps, `storage` says where values live."""
 
     def __init__(self, space: Space, storage: Storage, stored: Callable[[Task], bool]) -> None:
         self.space = space
@@ -53,7 +53,7 @@ class Emitter:
         self.nodes: list[Node] = []
         self._spans: list[frozenset[IterDim]] = []
         self._memo: dict[object, int] = {}
-        self.remade: dict[Occurrence, int] = {}
+        self.rematerialised: dict[Occurrence, int] = {}
         self._results: dict[Value, int] = {}
         self._loads: list[tuple[int, View]] = []
         self._indexed: list[tuple[int, int]] = []
@@ -115,27 +115,31 @@ class Emitter:
         return self.pointwise(op.name, inputs, op.result.type.dtype, attrs)
 
     def operand(self, task: Task, k: int) -> int:
-        """The node of operand `k`: re-made, computed here, or loaded."""
-        value, labels = task.data[k], self.space.operand(task, k)
-        if self.body.is_free(value):
-            return remake(self, value, labels)
+        """The node of operand `k`: rematerialised, computed here, or loaded."""
+        value, indexing = task.data[k], self.space.operand(task, k)
+        if self.body.is_rematerialised(value):
+            return rematerialise(self, value, indexing)
         if self.space.is_inside(value):
             return self._results[self.body.base(value)]
-        return self.load(value, labels)
+        return self.load(value, indexing)
 
     def load(
-        self, value: Value, labels: Labels, everywhere: bool = False, place: Place | None = None
+        self,
+        value: Value,
+        indexing: IndexingMap,
+        everywhere: bool = False,
+        place: Place | None = None,
     ) -> int:
         """A load of `value`; `everywhere` makes it span iter dims it is only repeated along,
         `place` is a part of it to load.
         """
         place = place or self.storage.place(value)
-        view = self.view(place, labels, value)
-        bounds = tuple(self._bound(c, labels, value) for c in place.bounds)
+        view = self.view(place, indexing, value)
+        bounds = tuple(self._bound(c, indexing, value) for c in place.bounds)
         moving = [view.strides, *(b.strides for b in bounds)]
         span = {
             a
-            for a in all_leaves(labels)
+            for a in all_leaves(indexing)
             if everywhere or any(s[self._iter_dims[a]] for s in moving)
         }
         attrs = {"view": view} | ({"bounds": bounds} if bounds else {})
@@ -144,27 +148,27 @@ class Emitter:
         self._loads.append((self._task.number, view))
         return number
 
-    def view(self, place: Place, labels: Labels, value: Value) -> View:
+    def view(self, place: Place, indexing: IndexingMap, value: Value) -> View:
         """`place` in the index space of the kernel.
 
         Raises NeedsCopyError when pieces and iter dims do not divide.
         """
-        return View(place.tensor, place.layout.offset, self._strides(place.layout, labels, value))
+        return View(place.tensor, place.layout.offset, self._strides(place.layout, indexing, value))
 
-    def _bound(self, coordinate: Coordinate, labels: Labels, value: Value) -> Bound:
+    def _bound(self, coordinate: Coordinate, indexing: IndexingMap, value: Value) -> Bound:
         where = coordinate.where
-        strides = self._strides(where, labels, value)
+        strides = self._strides(where, indexing, value)
         return Bound(where.offset.const, coordinate.size, coordinate.unit, strides)
 
-    def _strides(self, layout: Layout, labels: Labels, value: Value) -> tuple[int, ...]:
+    def _strides(self, layout: Layout, indexing: IndexingMap, value: Value) -> tuple[int, ...]:
         """Step per iter dim of the kernel. Raises NeedsCopyError when pieces and iter dims do not
         divide.
         """
         pairs: list[tuple[IterDim, int]] = []
-        for label, pieces in zip(labels, layout.dims, strict=True):
-            if not align(label, pieces):
+        for expr, pieces in zip(indexing, layout.dims, strict=True):
+            if not align(expr, pieces):
                 raise self.storage.dense_copy_of(value)
-            pairs += strides_of(label, pieces)
+            pairs += strides_of(expr, pieces)
         self.numbers(a for a, _ in pairs)
         strides = [0] * len(self._iter_dims)
         for iter_dim, stride in pairs:
@@ -174,9 +178,9 @@ class Emitter:
     def _store(self, task: Task) -> None:
         """Store the result of a task where it lives."""
         place = self.storage.window(task)
-        labels = self.space.results[task.result]
-        view = self.view(place, labels, task.result)
-        span = [a for label in labels for a in leaves(label)]
+        indexing = self.space.results[task.result]
+        view = self.view(place, indexing, task.result)
+        span = [a for expr in indexing for a in leaves(expr)]
         number = self._results[task.result]
         dtype = self.storage.tensors[place.tensor].dtype
         self.nodes.append(Node("store", (number,), self.numbers(span), dtype, {"view": view}))
@@ -195,19 +199,19 @@ class Emitter:
     def _check_overlap(self) -> None:
         """Memory that is read and written here must be read and written at the same points.
 
-        Two writes to one memory must fill ranges that are apart.
+        Two writes to one memory must fill disjoint ranges.
         """
         tasks, memory = self.body.tasks, partial(root_of, self.storage.tensors)
         for (first, a), (second, b) in combinations(self._stores, 2):
-            if memory(a.tensor) == memory(b.tensor) and not _apart(tasks[first], tasks[second]):
+            if memory(a.tensor) == memory(b.tensor) and not _no_alias(tasks[first], tasks[second]):
                 raise ClashError(first, second)
         for writer, out in self._stores:
             moved = [(r, v.tensor) for r, v in self._loads if not _same_points(v, out)]
             for reader, tensor in (*moved, *self._indexed):
                 if memory(tensor) == memory(out.tensor):
-                    self._separate(reader, writer, out.tensor)
+                    self._order(reader, writer, out.tensor)
 
-    def _separate(self, reader: int, writer: int, tensor: int) -> NoReturn:
+    def _order(self, reader: int, writer: int, tensor: int) -> NoReturn:
         """Ask for another try in which `reader` is done before `writer` overwrites `tensor`."""
         if reader != writer:
             raise ClashError(reader, writer)
@@ -217,7 +221,7 @@ class Emitter:
         raise NeedsScratchError(self.storage.output_of(tensor))
 
 
-def _apart(first: Task, second: Task) -> bool:
+def _no_alias(first: Task, second: Task) -> bool:
     """True when two tasks write ranges of one tensor that do not meet in some dim."""
     a, b = first.window, second.window
     if a is None or b is None:

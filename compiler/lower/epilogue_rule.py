@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, traffic
-from shardwright.compiler.lower.space import Refusal, label
+from shardwright.compiler.lower.space import Refusal, index_space
 from shardwright.compiler.lower.task import CONTRACT, LOOP, Task
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class EpilogueRule(Rule):
 
     def may_meet(self, producer: Task, consumer: Task) -> bool:
         """A contraction meets readers of its result that are no sums."""
-        if not self.joinable(producer, consumer) or self.kept_apart(producer, consumer):
+        if not self.joinable(producer, consumer) or self.may_not_fuse(producer, consumer):
             return False
         return producer.kind == CONTRACT and consumer.kind == LOOP
 
@@ -42,7 +42,7 @@ class EpilogueRule(Rule):
             return found
         if traffic(groups, union) >= traffic(groups, a.members) + traffic(groups, b.members):
             return Refusal("traffic", "no byte less would move")
-        (contract,), space = contracts, label(groups.body, tasks)
-        if any(space.is_inside(v) for v in contract.data if not groups.body.is_free(v)):
+        (contract,), space = contracts, index_space(groups.body, tasks)
+        if any(space.is_inside(v) for v in contract.data if not groups.body.is_rematerialised(v)):
             return Refusal("kind", "an operand of the contraction would be made in its kernel")
         return elsewhere(space, contract, tasks)

@@ -14,7 +14,7 @@ from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.lower.cost_oracle import CostOracle
-from shardwright.compiler.lower.function import Settled, Signature, settle
+from shardwright.compiler.lower.function import Fixpoint, Signature, lower_to_fixpoint
 from shardwright.compiler.lower.group import Groups, Part
 from shardwright.compiler.lower.reduction_rule import ReductionRule
 from shardwright.compiler.lower.rule import traffic
@@ -62,14 +62,14 @@ def explain_fusion(
     describe: Describe | None = None,
 ) -> list[KernelStory]:
     """The kernels of a function in program order; reduction fusions with what `describe` says of
-    them. Raises what `settle` raises.
+    them. Raises what `lower_to_fixpoint` raises.
     """
-    return stories_of(settle(graph, signature, options, oracle), describe)
+    return stories_of(lower_to_fixpoint(graph, signature, options, oracle), describe)
 
 
-def stories_of(settled: Settled, describe: Describe | None = None) -> list[KernelStory]:
+def stories_of(fixpoint: Fixpoint, describe: Describe | None = None) -> list[KernelStory]:
     """`explain_fusion` of a function that is lowered already."""
-    groups = settled.groups
+    groups = fixpoint.groups
     stories = {
         kernel: _story(groups, part)
         for kernel, part in sorted(groups.parts.items(), key=lambda item: min(item[1].members))
@@ -81,7 +81,7 @@ def stories_of(settled: Settled, describe: Describe | None = None) -> list[Kerne
             stories[kernel].notes = describe(program, groups.storage.tensors)
     for producer, consumer, num_bytes in _borders(groups):
         if producer in stories and consumer in stories:
-            refusal = _first_refusal(settled, producer, consumer)
+            refusal = _first_refusal(fixpoint, producer, consumer)
             merge = RefusedMerge(stories[consumer].name, num_bytes, refusal)
             stories[producer].refused.append(merge)
     return list(stories.values())
@@ -89,9 +89,9 @@ def stories_of(settled: Settled, describe: Describe | None = None) -> list[Kerne
 
 def _story(groups: Groups, part: Part) -> KernelStory:
     tasks = groups.tasks(part.members)
-    apart = sum(traffic(groups, (t.number,)) for t in tasks)
+    unfused = sum(traffic(groups, (t.number,)) for t in tasks)
     moved = traffic(groups, part.members)
-    return KernelStory(title(tasks), _loc(tasks), len(tasks), moved, apart - moved)
+    return KernelStory(title(tasks), _loc(tasks), len(tasks), moved, unfused - moved)
 
 
 def _loc(tasks: Sequence[Task]) -> Loc:
@@ -111,19 +111,19 @@ def _borders(groups: Groups) -> list[tuple[int, int, int]]:
     return [(a, b, n) for (a, b), n in found.items()]
 
 
-def _first_refusal(settled: Settled, a: int, b: int) -> Refusal:
+def _first_refusal(fixpoint: Fixpoint, a: int, b: int) -> Refusal:
     """The trial that undid a merge, else what the last phase says that merges such kernels."""
-    groups = settled.groups
+    groups = fixpoint.groups
     first, second = groups.parts[a], groups.parts[b]
     union = first.members | second.members
-    for members, refusal in settled.trials.refused.items():
+    for members, refusal in fixpoint.trials.refused.items():
         if union <= members:
             return refusal
     if not groups.graph().acyclic(a, b):
         return Refusal("cycle", "another kernel stands between them")
-    if groups.kept_apart(union):
+    if groups.may_not_fuse(union):
         return Refusal("order", "one overwrites what the other still reads")
-    said = [rule.refusal(groups, first, second) for rule in reversed(settled.rules)]
+    said = [rule.refusal(groups, first, second) for rule in reversed(fixpoint.rules)]
     found = [refusal for refusal in said if refusal is not None]
     if len(found) < len(said):
         return Refusal("order", "merged with something else first")

@@ -26,14 +26,20 @@ from shardwright.compiler.lower.cost_oracle import (
     time_or_inf,
 )
 from shardwright.compiler.lower.epilogue_rule import EpilogueRule
-from shardwright.compiler.lower.excess import stored_wide_elsewhere
+from shardwright.compiler.lower.excess_precision import stored_wide_elsewhere
 from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import arrivals_ps, makespan_ps
 from shardwright.compiler.lower.loop_rule import LoopRule
 from shardwright.compiler.lower.positions import Positions
 from shardwright.compiler.lower.reduction_rule import ReductionRule
-from shardwright.compiler.lower.remake import Copied, cost
-from shardwright.compiler.lower.rewrites import HALVED, LOWERING, MADE_ONCE, REMADE, SINK_TRANSPOSES
+from shardwright.compiler.lower.remat_across_kernels import Copied, cost
+from shardwright.compiler.lower.rewrites import (
+    HALVED,
+    LOWERING,
+    MADE_ONCE,
+    REMAT_ACROSS_KERNELS,
+    SINK_TRANSPOSES,
+)
 from shardwright.compiler.lower.rule import Budget, Rule
 from shardwright.compiler.lower.storage import Storage
 from shardwright.compiler.lower.task import (
@@ -49,7 +55,7 @@ from shardwright.compiler.passes.scalars import parameter
 from shardwright.compiler.rewriting.driver import run
 
 MAX_TRIES = 1000
-MAX_REMAKES = 3  # rounds of values made again between kernels (our choice)
+MAX_REMAT_ROUNDS = 3  # of values between kernels (our choice)
 PATIENCE = 0.01  # of a function: a shorter wait for a collective is worth no kernel (our choice)
 WORTH_A_FORM = 0.025  # of a function, that kernels may wait in vain: less is not tried (our choice)
 MIN_GAIN = 0.99  # of the cost: less is not worth a larger function (our choice)
@@ -80,20 +86,22 @@ class _Try:
     never_fused: list[tuple[Value, Value]] = field(default_factory=list)  # values and their copies
     forced: set[Value] = field(default_factory=set)  # values that need memory of their own
     dense: set[Value] = field(default_factory=set)  # those whose readers walk that better
-    apart: set[int] = field(default_factory=set)  # outputs that are copied to their place at last
+    no_alias: set[int] = field(
+        default_factory=set
+    )  # outputs that are copied to their place at last
     early: set[Value] = field(default_factory=set)  # results joined with their operand first
     reductions_first: bool = False  # reduction fusions take what they can before epilogues do
     patience_ps: float = math.inf  # how much longer than alone a task waits for collectives
 
     def anew(self, **changes: Any) -> _Try:
         """The question with `changes`, of which nothing is found out yet."""
-        unknown: dict[str, Any] = {n: set() for n in ("forced", "dense", "apart", "early")}
+        unknown: dict[str, Any] = {n: set() for n in ("forced", "dense", "no_alias", "early")}
         return replace(self, **unknown, **changes)
 
 
 @dataclass(slots=True)
-class Settled:
-    """A lowered function with the choices behind it."""
+class Fixpoint:
+    """A lowered function with the choices behind it: a try that met no obstacle."""
 
     attempt: _Try
     lowered: Lowered
@@ -102,17 +110,17 @@ class Settled:
     trials: Trials
 
 
-def settle(
+def lower_to_fixpoint(
     graph: Graph,
     signature: Signature = Signature(),
     options: CompileOptions = DEFAULTS,
     oracle: CostOracle | None = None,
     budget: Budget | None = None,
-) -> Settled:
+) -> Fixpoint:
     """Lower a loop-free graph, with the choices that were made on the way.
 
     `oracle` times kernels, so that merges can be refused for being slow; without one every legal
-    merge stands. Raises CompileError for what the target cannot do, with the op's location.
+    merge is kept. Raises CompileError for what the target cannot do, with the op's location.
     """
     graph = run(graph, LOWERING)
     _check_sizes(graph)
@@ -123,13 +131,15 @@ def settle(
     return found
 
 
-def _best(first: _Try) -> Settled:
+def _best(first: _Try) -> Fixpoint:
     options, oracle = first.options, first.oracle
     if options.attention != "flash" or options.optlevel == 1:
-        return _settled(first)
+        return _fixpoint(first)
     if oracle is None:
-        return _remade(first)[-1]
-    found = _chosen([_remade(one) for one in _starts(first, oracle.limit_bytes // SPARE)], oracle)
+        return _rematerialised(first)[-1]
+    found = _chosen(
+        [_rematerialised(one) for one in _starts(first, oracle.limit_bytes // SPARE)], oracle
+    )
     return _halved(_prompt(found, oracle), oracle)
 
 
@@ -145,14 +155,14 @@ def _starts(first: _Try, spare_bytes: int) -> Iterator[_Try]:
         yield first.anew(graph=once)
 
 
-def _remade(attempt: _Try) -> list[Settled]:
-    """A lowered function, and again with what still crosses from kernel to kernel made again, for
-    as long as that costs less.
+def _rematerialised(attempt: _Try) -> list[Fixpoint]:
+    """A lowered function, and again with what still crosses from kernel to kernel rematerialised,
+    for as long as that costs less.
     """
-    forms = [_settled(attempt)]
-    for _ in range(MAX_REMAKES):
+    forms = [_fixpoint(attempt)]
+    for _ in range(MAX_REMAT_ROUNDS):
         last = forms[-1]
-        made = REMADE(last.attempt.graph, last.groups)
+        made = REMAT_ACROSS_KERNELS(last.attempt.graph, last.groups)
         if made is None:
             break
         again = _with_copies(last, made)
@@ -163,10 +173,10 @@ def _remade(attempt: _Try) -> list[Settled]:
     return forms
 
 
-def _chosen(roads: Sequence[Sequence[Settled]], oracle: CostOracle) -> Settled:
+def _chosen(roads: Sequence[Sequence[Fixpoint]], oracle: CostOracle) -> Fixpoint:
     """The fastest of the last forms of the roads, unless a first one is faster: bytes that are
     saved are not always time. Between these two the code that they will run decides, since a search
-    gains most of the large kernels that make values again.
+    gains most of the large kernels that rematerialise.
     """
     first, last = (_quicker([road[at] for road in roads], oracle) for at in (0, -1))
     if _quicker([last, first], oracle) is last:
@@ -174,15 +184,15 @@ def _chosen(roads: Sequence[Sequence[Settled]], oracle: CostOracle) -> Settled:
     return _quicker([last, first], oracle, oracle.searched)
 
 
-def _with_copies(found: Settled, made: Copied) -> Settled:
+def _with_copies(found: Fixpoint, made: Copied) -> Fixpoint:
     """The function again, of a graph with copies of values."""
     graph, never_fused = made
-    return _settled(
+    return _fixpoint(
         found.attempt.anew(graph=graph, never_fused=[*found.attempt.never_fused, *never_fused])
     )
 
 
-def _prompt(found: Settled, oracle: CostOracle) -> Settled:
+def _prompt(found: Fixpoint, oracle: CostOracle) -> Fixpoint:
     """The function with kernels that wait for no collective much longer than their first task has
     to, if that is faster: two products in one kernel wait for both gathers.
     """
@@ -192,11 +202,11 @@ def _prompt(found: Settled, oracle: CostOracle) -> Settled:
     in_vain = min(lowered.stalled_ps, expected - sum(lowered.flights_ps), delay)
     if not in_vain >= WORTH_A_FORM * expected:  # nor where a kernel has no code
         return found
-    other = _settled(found.attempt.anew(patience_ps=PATIENCE * expected))
+    other = _fixpoint(found.attempt.anew(patience_ps=PATIENCE * expected))
     return _quicker([found, other], oracle) if other.lowered.is_never_slower(lowered) else found
 
 
-def _halved(found: Settled, oracle: CostOracle) -> Settled:
+def _halved(found: Fixpoint, oracle: CostOracle) -> Fixpoint:
     """The function with every reduction fusion in two that is faster so, though it computes twice
     what both halves read: a kernel of forward and backward attention holds all packed tiles of
     both.
@@ -217,7 +227,7 @@ def _halved(found: Settled, oracle: CostOracle) -> Settled:
             return found
 
 
-def _quicker(forms: Sequence[Settled], oracle: CostOracle, clock: Clock | None = None) -> Settled:
+def _quicker(forms: Sequence[Fixpoint], oracle: CostOracle, clock: Clock | None = None) -> Fixpoint:
     """The fastest of a function's forms, code and collectives together, by the oracle or another
     `clock`; the first on a tie. One whose kernels pass each other more than HBM holds is none, and
     one that passes much more than another has to be faster by as much as memory is worth.
@@ -225,7 +235,7 @@ def _quicker(forms: Sequence[Settled], oracle: CostOracle, clock: Clock | None =
     limit = oracle.limit_bytes
     least = min(_passed_bytes(form.lowered) for form in forms)
 
-    def price(form: Settled) -> float:
+    def price(form: Fixpoint) -> float:
         lowered, size = form.lowered, _passed_bytes(form.lowered)
         if size > limit:
             return math.inf
@@ -246,7 +256,7 @@ def _duration_ps(lowered: Lowered, clock: Clock) -> float:
     return makespan_ps(lowered.kernels, times, lowered.flights_ps, queues)
 
 
-def _settled(attempt: _Try) -> Settled:
+def _fixpoint(attempt: _Try) -> Fixpoint:
     """The first attempt that meets no obstacle."""
     attempt.dense |= stored_windows(attempt.graph)
     for _ in range(MAX_TRIES):
@@ -259,9 +269,11 @@ def _settled(attempt: _Try) -> Settled:
             attempt.dense |= alone
             attempt.forced.update(need.values)
         except NeedsScratchError as need:
-            assert need.output >= 0 and need.output not in attempt.apart, "cannot store an output"
-            attempt.apart.add(need.output)
-    raise AssertionError("lowering does not settle")
+            assert need.output >= 0 and need.output not in attempt.no_alias, (
+                "cannot store an output"
+            )
+            attempt.no_alias.add(need.output)
+    raise AssertionError("lowering has no fixpoint")
 
 
 def _check_sizes(graph: Graph) -> None:
@@ -273,20 +285,20 @@ def _check_sizes(graph: Graph) -> None:
                 raise unsupported(op, f"requires at least one element, got {value.type}", hint)
 
 
-def _attempt(given: _Try) -> Settled:
+def _attempt(given: _Try) -> Fixpoint:
     graph = given.graph
     counters = {
         graph.inputs[i]: parameter(r, low, high)
         for r, (i, low, high) in enumerate(given.signature.parameters)
     }
     aliases = {k: graph.inputs[i] for k, i in given.signature.aliases}
-    donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.apart})
+    donated = _donated(graph, {k: v for k, v in aliases.items() if k not in given.no_alias})
     forced, dense = frozenset(given.forced), frozenset(given.dense)
     ranges = {graph.inputs[i]: (low, high) for i, low, high in given.signature.ranges}
     positions, wide = Positions(graph, ranges), given.options.keeps_fp32
     body = Body(graph, counters, positions, donated, forced, dense, wide)
     inputs = [v for v in graph.inputs if v not in counters]
-    storage = Storage(body, inputs, aliases, given.apart)
+    storage = Storage(body, inputs, aliases, given.no_alias)
     alone = {t.number for t in body.tasks if t.result in given.alone}
     rules = rules_of(given.options, given.budget, alone, given.reductions_first)
     number = {t.result: t.number for t in body.tasks}
@@ -303,7 +315,7 @@ def _attempt(given: _Try) -> Settled:
                 given.early |= found
                 continue
             lowered = write_out(groups, given.oracle)
-            return Settled(given, lowered, groups, rules, trials)
+            return Fixpoint(given, lowered, groups, rules, trials)
         except ClashError as clash:
             assert clash.pair not in clashes
             clashes.add(clash.pair)
@@ -340,11 +352,11 @@ def _softmax_operators(graph: Graph, options: CompileOptions) -> set[Value]:
 
 
 def _form(given: _Try, groups: Groups, rules: Sequence[Rule]) -> Trials:
-    """Grow the kernels of a body, phase by phase, and take apart what does not pay."""
+    """Grow the kernels of a body, phase by phase, and split what does not pay."""
     for rule in rules:
         groups.grow(rule)
     trials = Trials(groups, given.oracle, policy_of(given.options))
-    trials.settle()
+    trials.undo_merges()
     return trials
 
 

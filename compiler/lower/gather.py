@@ -2,9 +2,9 @@
 
 All index entries become one row number: the entries, clamped (gather) or tested (scatter) against
 their dim, times the distance their dim moves the address. Positions that could make windows of a
-scatter overlap are part of the number too, so that two numbers are equal or apart. An index along a
-dim whose other dims are all matched one to one is rewritten earlier into a comparison with a count
-(`canonical.py`).
+scatter overlap are part of the number too, so that two numbers are equal or disjoint. An index
+along a dim whose other dims are all matched one to one is rewritten earlier into a comparison with
+a count (`canonical.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.ops.gather import windows_of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import View
-from shardwright.compiler.lower.free import count
-from shardwright.compiler.lower.labels import (
-    Label,
-    Labels,
+from shardwright.compiler.lower.indexing_map import (
+    IndexExpr,
+    IndexingMap,
     all_leaves,
     extent,
     fresh,
@@ -33,6 +32,7 @@ from shardwright.compiler.lower.labels import (
     unify,
 )
 from shardwright.compiler.lower.registry import Lowering, register, register_maker
+from shardwright.compiler.lower.remat_in_kernel import count
 from shardwright.compiler.lower.storage import Place
 from shardwright.compiler.lower.task import ALONE, NeedsCopyError, Task
 from shardwright.compiler.lower.views import Layout
@@ -62,21 +62,21 @@ def _make_scatter(body: Body, op: Op) -> None:
     body.add_task(op, ALONE, tuple(body.stored(v, op) for v in rest), memory)
 
 
-def _batch_labels(labels: Labels, vector_dim: int) -> list[Label]:
-    """Labels of the index dims without the index vector."""
-    return [label for d, label in enumerate(labels) if d != vector_dim]
+def _batch_exprs(indexing: IndexingMap, vector_dim: int) -> list[IndexExpr]:
+    """Expressions of the index dims without the index vector."""
+    return [expr for d, expr in enumerate(indexing) if d != vector_dim]
 
 
-def _walk_index(space: Space, task: Task, moving: Labels, index: Labels) -> None:
+def _walk_index(space: Space, task: Task, moving: IndexingMap, index: IndexingMap) -> None:
     """The dims of the moving tensor that are not windows walk the index tensor."""
     windows = windows_of(task.op.attrs)
-    others = [label for d, label in enumerate(moving) if d not in windows.moving_dims]
-    for label, wanted in zip(others, _batch_labels(index, windows.vector_dim), strict=True):
-        if not unify(label, wanted):
+    others = [expr for d, expr in enumerate(moving) if d not in windows.moving_dims]
+    for expr, wanted in zip(others, _batch_exprs(index, windows.vector_dim), strict=True):
+        if not unify(expr, wanted):
             space.refuse("windows and index tensor walk different indices")
 
 
-def _label_gather(space: Space, task: Task) -> Labels:
+def _gather_indexing(space: Space, task: Task) -> IndexingMap:
     operand, index = space.operand(task, 0), space.operand(task, 1)
     result = list(fresh(task.result.type.shape))
     for d, dim in windows_of(task.op.attrs).walked(len(operand)).items():
@@ -86,7 +86,7 @@ def _label_gather(space: Space, task: Task) -> Labels:
     return tuple(result)
 
 
-def _label_scatter(space: Space, task: Task) -> Labels:
+def _scatter_indexing(space: Space, task: Task) -> IndexingMap:
     update = space.operand(task, 1)
     _walk_index(space, task, update, space.operand(task, 0))
     return update
@@ -95,10 +95,10 @@ def _label_scatter(space: Space, task: Task) -> Labels:
 def _emit_gather(emitter: Emitter, task: Task) -> int:
     result, operand = emitter.space.results[task.result], task.data[0]
     address = _Address(emitter, task, operand, index=1)
-    labels: list[Label] = [()] * operand.type.rank
+    indexing: list[IndexExpr] = [()] * operand.type.rank
     for d, dim in address.windows.walked(operand.type.rank).items():
-        labels[d] = result[dim]
-    view = address.view(labels)
+        indexing[d] = result[dim]
+    view = address.view(indexing)
     emitter.note_indexed_load(view.tensor)
     steps = address.steps({})
     row = address.row(steps, {}, clamped=True)
@@ -111,15 +111,15 @@ def _emit_scatter(emitter: Emitter, task: Task) -> int:
     update, shape = emitter.space.operand(task, 1), task.result.type.shape
     address = _Address(emitter, task, task.result, index=0)
     windows = address.windows
-    labels: list[Label] = [()] * len(shape)
-    folded: dict[int, Label] = {}
+    indexing: list[IndexExpr] = [()] * len(shape)
+    folded: dict[int, IndexExpr] = {}
     for d, dim in windows.walked(len(shape)).items():
         moves = d in windows.index_map and address.sizes[d] < shape[d]
-        (folded if moves else labels)[d] = update[dim]
-    view = address.view(labels)
+        (folded if moves else indexing)[d] = update[dim]
+    view = address.view(indexing)
     steps = address.steps(folded)
     row = address.row(steps, folded, clamped=False)
-    ordered = (*_batch_labels(address.labels, windows.vector_dim), *folded.values())
+    ordered = (*_batch_exprs(address.indexing, windows.vector_dim), *folded.values())
     attrs = {
         "view": view,
         "stride": steps.unit,
@@ -151,7 +151,7 @@ class _Address:
 
     def __init__(self, emitter: Emitter, task: Task, value: Value, index: int) -> None:
         self.emitter, self.value, self.index = emitter, value, task.data[index]
-        self.labels = emitter.space.operand(task, index)
+        self.indexing = emitter.space.operand(task, index)
         self.windows, self.sizes = windows_of(task.op.attrs), _window_sizes(task.op)
         self.batching = dict(
             zip(self.windows.operand_batching, self.windows.indices_batching, strict=True)
@@ -160,17 +160,17 @@ class _Address:
         self.place = emitter.storage.place(value)
         self._tests: list[int] = []
 
-    def view(self, labels: list[Label]) -> View:
-        """Row 0: dims without label stand still, windows start at position 0."""
+    def view(self, indexing: list[IndexExpr]) -> View:
+        """Row 0: dims without index stand still, windows start at position 0."""
         dims = list(self.place.layout.dims)
-        for d, label in enumerate(labels):
-            size = extent(leaves(label))
+        for d, expr in enumerate(indexing):
+            size = extent(leaves(expr))
             if size == 1:
                 dims[d] = ()
             elif size != self.shape[d]:
                 dims[d] = ((size, self._stride(d)),)
         layout = Layout(self.place.layout.offset, tuple(dims))
-        return self.emitter.view(Place(self.place.tensor, layout), tuple(labels), self.value)
+        return self.emitter.view(Place(self.place.tensor, layout), tuple(indexing), self.value)
 
     def _stride(self, d: int) -> int:
         """Elements from one position of a dim to the next."""
@@ -179,7 +179,7 @@ class _Address:
             raise self.emitter.storage.dense_copy_of(self.value)
         return pieces[0][1] if pieces else 0
 
-    def steps(self, folded: dict[int, Label]) -> _Steps:
+    def steps(self, folded: dict[int, IndexExpr]) -> _Steps:
         """How far each indexed or batch dim moves, in rows; windows in `folded` move rows too."""
         addressed = self._addressed()
         room = {d: self.shape[d] - (1 if d in folded else self.sizes[d]) for d in addressed}
@@ -193,7 +193,7 @@ class _Address:
     def _addressed(self) -> list[int]:
         return [*self.windows.index_map, *self.batching]
 
-    def row(self, steps: _Steps, folded: dict[int, Label], clamped: bool) -> int:
+    def row(self, steps: _Steps, folded: dict[int, IndexExpr], clamped: bool) -> int:
         """The row number per window; unless `clamped`, -1 for a window that leaves the tensor."""
         index = self.index.type.dtype
         if len(steps.of) == len(self._addressed()) == 1 and index is DType.I32 and not folded:
@@ -202,7 +202,7 @@ class _Address:
             return entry
         terms = [self._term(k, d, steps.of.get(d, 0)) for k, d in enumerate(self.windows.index_map)]
         for d, i in self.batching.items():
-            terms.append(count(self.emitter, self.labels[i], DType.I32, step=steps.of.get(d, 0)))
+            terms.append(count(self.emitter, self.indexing[i], DType.I32, step=steps.of.get(d, 0)))
         terms += [count(self.emitter, n, DType.I32, step=steps.of[d]) for d, n in folded.items()]
         total = (
             self._joined("add", terms, DType.I32) if terms else self.emitter.constant(0, DType.I32)
@@ -231,19 +231,19 @@ class _Address:
 
     def _entry(self, k: int) -> int:
         """Entry `k` of every index vector."""
-        place, labels = self.emitter.storage.place(self.index), self.labels
+        place, indexing = self.emitter.storage.place(self.index), self.indexing
         d = self.windows.vector_dim
-        if d < len(labels):
+        if d < len(indexing):
             pieces = place.layout.dims[d]
             if len(pieces) > 1:
                 raise NeedsCopyError(self.index)
             offset = place.layout.offset + k * (pieces[0][1] if pieces else 0)
             dims = tuple(() if i == d else p for i, p in enumerate(place.layout.dims))
             place = Place(place.tensor, Layout(offset, dims))
-            labels = tuple(() if i == d else label for i, label in enumerate(labels))
+            indexing = tuple(() if i == d else expr for i, expr in enumerate(indexing))
         if any(stride == 0 for pieces in place.layout.dims for _, stride in pieces):
             raise NeedsCopyError(self.index)  # row numbers exist once per window
-        return self.emitter.load(self.index, labels, place=place)
+        return self.emitter.load(self.index, indexing, place=place)
 
     def _clamp(self, entry: int, d: int) -> int:
         """An entry inside the positions where a window of dim `d` may start."""
@@ -263,5 +263,5 @@ class _Address:
 
 register_maker("gather", _make_gather)
 register_maker("scatter", _make_scatter)
-register("gather", Lowering(_label_gather, _emit_gather))
-register("scatter", Lowering(_label_scatter, _emit_scatter))
+register("gather", Lowering(_gather_indexing, _emit_gather))
+register("scatter", Lowering(_scatter_indexing, _emit_scatter))

@@ -2,7 +2,7 @@
 
 Growth has phases, each with a rule that says which tasks may meet and whether a set of them may be
 one kernel (`loop_rule.py`, `reduction_rule.py`). Every merge is remembered, so that a kernel that
-turns out too large or too slow can be taken apart again where it was put together (`accept.py`).
+turns out too large or too slow can be split again where it was merged (`accept.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Part:
 class Groups:
     """The partition of a body's tasks into kernels.
 
-    `apart` are pairs of tasks that may not share a kernel,
+    `never_fused` are pairs of tasks that may not share a kernel,
     `early` results whose tasks join the producer of their operand before all others. `arrivals` say
     when the last collective is over that a task waits for; tasks of which one would wait more than
     `patience_ps` longer than without the other share no kernel.
@@ -42,13 +42,13 @@ class Groups:
     def __init__(
         self,
         storage: Storage,
-        apart: Collection[tuple[int, int]],
+        never_fused: Collection[tuple[int, int]],
         early: Collection[Value],
         arrivals: Mapping[int, float],
         patience_ps: float,
     ) -> None:
         self.storage, self.body, self.order = storage, storage.body, storage.order
-        self._apart = apart
+        self._never_fused = never_fused
         self._early = early
         self._arrivals = arrivals
         self._patience_ps = patience_ps
@@ -67,11 +67,11 @@ class Groups:
 
     def is_stored(self, task: Task, members: Collection[int]) -> bool:
         """True when the result of `task` is needed outside of the kernel `members`."""
-        if self.is_kept(task):
+        if self.is_live_out(task):
             return True
         return any(user not in members for user in self.users(task))
 
-    def is_kept(self, task: Task) -> bool:
+    def is_live_out(self, task: Task) -> bool:
         """True when the result of `task` is stored whoever reads it."""
         return task.result in self.storage.must_store or task.target is not None
 
@@ -87,11 +87,11 @@ class Groups:
         """Dependencies of the kernels as they are now."""
         return KernelGraph(self.order, {k: part.members for k, part in self.parts.items()})
 
-    def kept_apart(self, members: Collection[int]) -> bool:
+    def may_not_fuse(self, members: Collection[int]) -> bool:
         """True when two of the tasks may not share a kernel."""
         if self.delay_ps(members) > self._patience_ps:
             return True
-        return any(x in members and y in members for x, y in self._apart)
+        return any(x in members and y in members for x, y in self._never_fused)
 
     def delay_ps(self, members: Collection[int]) -> float:
         """How much longer than alone the first task of a kernel waits for collectives."""
@@ -129,7 +129,7 @@ class Groups:
                 union = first.members | second.members
                 if union in refused:
                     continue
-                if self.kept_apart(union) or rule.refusal(self, first, second):
+                if self.may_not_fuse(union) or rule.refusal(self, first, second):
                     refused.add(union)
                     continue
                 graph.join(a, b)
@@ -138,6 +138,6 @@ class Groups:
                 changed = True
 
     def replace(self, kernel: int, parts: Collection[Part]) -> None:
-        """Take a kernel apart."""
+        """Split a kernel."""
         del self.parts[kernel]
         self.parts.update({part.kernel: part for part in parts})

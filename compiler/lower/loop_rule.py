@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import IterDim, Labels, all_leaves, extent
+from shardwright.compiler.lower.indexing_map import IndexingMap, IterDim, all_leaves, extent
 from shardwright.compiler.lower.rule import Rule, crowded, elsewhere, most_alive
-from shardwright.compiler.lower.space import Refusal, Space, label
+from shardwright.compiler.lower.space import Refusal, Space, index_space
 from shardwright.compiler.lower.task import CONTRACT, COPY, LOOP, WRITE, Task
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LoopRule(Rule):
             return False
         if producer.kind == CONTRACT:
             return consumer.op.name in EPILOGUE
-        if self.kept_apart(producer, consumer):
+        if self.may_not_fuse(producer, consumer):
             return False
         return producer.kind == consumer.kind == LOOP
 
@@ -50,7 +50,7 @@ class LoopRule(Rule):
             return Refusal("kind", "a contraction meets more than conversions and writes")
         if not contracts and (found := crowded(groups, tasks, self.budget)):
             return found
-        space = label(groups.body, tasks)
+        space = index_space(groups.body, tasks)
         if contracts:
             return elsewhere(space, contracts[0], tasks)
         return self._unfit(groups, space, tasks)
@@ -64,7 +64,9 @@ class LoopRule(Rule):
             return Refusal("space", "values walk indices that no value of the kernel joins")
         if parallel and not inner:
             return None
-        biggest = max((extent(all_leaves(labels)) for labels in space.results.values()), default=1)
+        biggest = max(
+            (extent(all_leaves(indexing)) for indexing in space.results.values()), default=1
+        )
         if not parallel:
             whole = any(
                 t.number in inner and extent(all_leaves(space.operand(t, 0))) > 1 for t in tasks
@@ -112,12 +114,12 @@ def _peak_bytes(space: Space, tasks: Sequence[Task], parallel: Collection[IterDi
         for k, value in enumerate(task.data):
             base = body.base(value)
             last[base] = at
-            if base not in need and not body.is_free(value):
+            if base not in need and not body.is_rematerialised(value):
                 need[base] = _row_bytes(space.operand(task, k), parallel)
         need[task.result] = _row_bytes(space.results[task.result], parallel)
         steps.append({v: need.get(v, 0) for v in (*map(body.base, task.data), task.result)})
     return most_alive(steps, last)
 
 
-def _row_bytes(labels: Labels, parallel: Collection[IterDim]) -> int:
-    return _ROW_BYTES * extent(a for a in all_leaves(labels) if a not in parallel)
+def _row_bytes(indexing: IndexingMap, parallel: Collection[IterDim]) -> int:
+    return _ROW_BYTES * extent(a for a in all_leaves(indexing) if a not in parallel)

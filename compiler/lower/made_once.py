@@ -2,8 +2,8 @@
 
 The passes over the step give far readers copies of their own (`passes/remat`), so that rows of
 scores can stay on chip wherever they are read. Where the readers are in one function and rows are
-short, storing a value may cost less than making it again; `function.py` compares both forms. What
-a checkpoint computes again besides is left alone.
+short, storing a value may cost less than rematerialising it; `function.py` compares both forms.
+What a checkpoint computes again besides is left alone.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Order:
         self._static: list[set[int]] = []
         self._readers: dict[Value, set[int]] = {}
         self._queued: dict[int, int] = {}
-        self._last_join: int | None = None
+        self._last_cross_stage: int | None = None
 
     def before(self, task: Task) -> set[int]:
         """Numbers of the tasks that must run, or for a collective over stages start, before
@@ -73,9 +73,9 @@ class Order:
         for task in self.body.tasks[len(self._static) :]:
             self._static.append(self._of(task))
             if is_cross_stage(task.op):
-                if self._last_join is not None:
-                    self._queued[task.number] = self._last_join
-                self._last_join = task.number
+                if self._last_cross_stage is not None:
+                    self._queued[task.number] = self._last_cross_stage
+                self._last_cross_stage = task.number
 
     def _of(self, task: Task) -> set[int]:
         body, found, registers = self.body, set(), set(task.registers)

@@ -43,7 +43,7 @@ HEAVY = frozenset(
         "tanh",
     )
 )
-"""What is not made again for every reader."""
+"""What is not rematerialised for every reader."""
 
 Dims = frozenset[int]
 
@@ -125,7 +125,7 @@ class Positions:
 
 
 def _is_light(op: Op) -> bool:
-    """True for what is made again for every reader."""
+    """True for what is rematerialised for every reader."""
     return is_constant_like(op) and op.name not in HEAVY
 
 

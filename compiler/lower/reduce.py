@@ -1,4 +1,4 @@
-"""`reduce`: the reduced dims leave the label.
+"""`reduce`: the reduced dims leave the indexing map.
 
 A value that was only broadcast along a reduced dim does not span it, so that sums and products
 count it explicitly.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.compiler.lower.labels import Labels, extent, leaves
+from shardwright.compiler.lower.indexing_map import IndexingMap, extent, leaves
 from shardwright.compiler.lower.registry import Lowering, as_loop, register, register_maker
 from shardwright.compiler.lower.task import Task
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from shardwright.compiler.lower.space import Space
 
 
-def _label(space: Space, task: Task) -> Labels:
-    labels = space.operand(task, 0)
-    return tuple(label for d, label in enumerate(labels) if d not in task.op.attrs.dims)
+def _indexing(space: Space, task: Task) -> IndexingMap:
+    indexing = space.operand(task, 0)
+    return tuple(expr for d, expr in enumerate(indexing) if d not in task.op.attrs.dims)
 
 
 def _emit(emitter: Emitter, task: Task) -> int:
     source = emitter.operand(task, 0)
-    labels = emitter.space.operand(task, 0)
+    indexing = emitter.space.operand(task, 0)
     attrs, dtype = task.op.attrs, task.result.type.dtype
-    over = [a for d in attrs.dims for a in leaves(labels[d])]
+    over = [a for d in attrs.dims for a in leaves(indexing[d])]
     spanned = emitter.iter_dims_of(source)
     inside = [a for a in over if a in spanned]
     if inside:
@@ -40,4 +40,4 @@ def _emit(emitter: Emitter, task: Task) -> int:
 
 
 register_maker("reduce", as_loop)
-register("reduce", Lowering(_label, _emit))
+register("reduce", Lowering(_indexing, _emit))

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.ir.facts import is_sum
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import IterDim, all_leaves
+from shardwright.compiler.lower.indexing_map import IterDim, all_leaves
 from shardwright.compiler.lower.loop_rule import EPILOGUE
 from shardwright.compiler.lower.rule import Rule, crowded, most_alive, traffic
-from shardwright.compiler.lower.space import Refusal, Space, label
+from shardwright.compiler.lower.space import Refusal, Space, index_space
 from shardwright.compiler.lower.task import CONTRACT, LOOP, PARTITIONS, Task
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ReductionRule(Rule):
             return Refusal("kind", "no contraction among them")
         if found := crowded(groups, tasks, self.budget) or self._too_intense(groups, a, b):
             return found
-        space = label(groups.body, tasks)
+        space = index_space(groups.body, tasks)
         spans = [_spans(space, task) for task in tasks]
         first: Refusal | None = None
         for rows in _candidates(spans):
@@ -133,7 +133,7 @@ def _saved(groups: Groups, a: Part, b: Part) -> float:
     for number in a.members:
         task = groups.body.tasks[number]
         users = groups.users(task)
-        if groups.is_stored(task, union) and not groups.is_kept(task):
+        if groups.is_stored(task, union) and not groups.is_live_out(task):
             inside = sum(u in b.members for u in users)
             saved += task.result.type.num_bytes * inside / len(users)
     return saved
@@ -256,7 +256,7 @@ class _Memory:
             found["carried", task.result] = ROW_PANEL * ACCUMULATOR_BYTES * self._points(one.result)
         for value, iter_dims in zip(task.data, one.operands, strict=True):
             base, size = self.body.base(value), value.type.dtype.bytes * self._places(iter_dims)
-            if self.body.is_free(value):
+            if self.body.is_rematerialised(value):
                 continue
             if task.kind == CONTRACT and self.rows in iter_dims:
                 found["transposed", base] = size * self._points(iter_dims)
@@ -278,7 +278,7 @@ class _Memory:
                     * value.type.dtype.bytes
                     * min(BLOCK, self._points(iter_dims))
                     for value, iter_dims in made
-                    if self.rows in iter_dims and not self.body.is_free(value)
+                    if self.rows in iter_dims and not self.body.is_rematerialised(value)
                 }
             )
         return most_alive(steps, last)

@@ -1,9 +1,9 @@
-"""The table of op lowerings: how an op becomes tasks, index-space labels and kernel nodes.
+"""The table of op lowerings: how an op becomes tasks, indexing maps and kernel nodes.
 
-Each file of an op family registers its ops here; makers run while the body is built, `label` while
-kernels are formed, `emit` when a kernel is written out. Collectives are no compute kernels: they
-have makers alone, as ops that become copies and writes. Elementwise ops of the graph IR share one
-entry.
+Each file of an op family registers its ops here; makers run while the body is built, `indexing`
+while kernels are formed, `emit` when a kernel is written out. Collectives are no compute kernels:
+they have makers alone, as ops that become copies and writes. Elementwise ops of the graph IR share
+one entry.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op
-from shardwright.compiler.lower.labels import Labels
+from shardwright.compiler.lower.indexing_map import IndexingMap
 from shardwright.compiler.lower.task import LOOP, Task
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ ELEMENTWISE = "elementwise"
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """The rules of the tasks of one op name: `label` gives the labels of the result; `emit` returns
+    """The rules of the tasks of one op name: `indexing` gives the map of the result; `emit` returns
     the node of the result, or -1 when the task only writes memory.
     """
 
-    label: Callable[[Space, Task], Labels]
+    indexing: Callable[[Space, Task], IndexingMap]
     emit: Callable[[Emitter, Task], int]
 
 

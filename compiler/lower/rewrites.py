@@ -13,7 +13,7 @@ from shardwright.compiler.lower.made_once import made_once
 from shardwright.compiler.lower.narrow import NARROW as WIDE_INTEGERS
 from shardwright.compiler.lower.narrow import narrow
 from shardwright.compiler.lower.registry import maker_of
-from shardwright.compiler.lower.remake import halved, remade
+from shardwright.compiler.lower.remat_across_kernels import halved, remat_across_kernels
 from shardwright.compiler.lower.sink_transposes import sink_transposes
 from shardwright.compiler.lower.windows import expand_windows
 from shardwright.compiler.rewriting.driver import Rewrite
@@ -82,17 +82,17 @@ MADE_ONCE = Rewrite(
     "another form: equal quadratic values are made once for all readers",
     keeps=(LOOP_FREE, NO_BARRIERS),
 )
-REMADE = Rewrite(
-    "remade",
-    remade,
-    "another form: quadratic values that crossed HBM are made again by their readers",
+REMAT_ACROSS_KERNELS = Rewrite(
+    "remat_across_kernels",
+    remat_across_kernels,
+    "another form: quadratic values that crossed HBM are rematerialised by their readers",
     keeps=(LOOP_FREE,),
     besides="the kernels of the function",
 )
 HALVED = Rewrite(
     "halved",
     halved,
-    "another form: a reduction fusion in two, the second makes again what it reads of the first",
+    "another form: a reduction fusion in two, the second rematerialises what it reads of the first",
     keeps=(LOOP_FREE,),
     besides="the kernels of the function",
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from shardwright.compiler.ir.types import Value
-from shardwright.compiler.lower.labels import all_leaves
+from shardwright.compiler.lower.indexing_map import all_leaves
 from shardwright.compiler.lower.space import Refusal, RefusedError, Space
 from shardwright.compiler.lower.task import WRITE, Task
 
@@ -53,7 +53,7 @@ class Rule:
         """Whether any phase may make the edge between two tasks internal."""
         return producer.fusable and consumer.fusable and producer.op.name != WRITE
 
-    def kept_apart(self, producer: Task, consumer: Task) -> bool:
+    def may_not_fuse(self, producer: Task, consumer: Task) -> bool:
         """Whether one of two tasks shares a kernel with nothing."""
         return producer.number in self.alone or consumer.number in self.alone
 
@@ -101,7 +101,7 @@ def loads(groups: Groups, members: Collection[int]) -> dict[Value, int]:
     for task in tasks:
         for value in task.data:
             base = body.base(value)
-            if not body.is_free(value) and base not in inside:
+            if not body.is_rematerialised(value) and base not in inside:
                 part = min(base.type.num_bytes, value.type.num_bytes)
                 found[base] = max(part, found.get(base, 0))
     return found
@@ -126,5 +126,5 @@ def elsewhere(space: Space, contract: Task, tasks: Sequence[Task]) -> Refusal | 
     """Refuse when a value of the kernel walks other indices than the contraction's result."""
     walked = set(all_leaves(space.results[contract.result]))
     if any(set(all_leaves(space.results[t.result])) != walked for t in tasks):
-        return Refusal("label", "a value walks other indices than the contraction's result")
+        return Refusal("indexing map", "a value walks other indices than the contraction's result")
     return None

@@ -13,7 +13,7 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs, SliceAttrs
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import Affine
-from shardwright.compiler.lower.labels import Labels
+from shardwright.compiler.lower.indexing_map import IndexingMap
 from shardwright.compiler.lower.registry import Lowering, first_operand, register, register_maker
 from shardwright.compiler.lower.task import WRITE, Task, Window
 
@@ -74,11 +74,11 @@ def _sliced(
     return cut.result
 
 
-def _label_write(space: Space, task: Task) -> Labels:
+def _write_indexing(space: Space, task: Task) -> IndexingMap:
     return space.operand(task, 0)
 
 
 register_maker("dynamic_update_slice", _update_slice)
 register_maker("concatenate", _concatenate)
 register_maker("pad", _pad)
-register(WRITE, Lowering(_label_write, first_operand))
+register(WRITE, Lowering(_write_indexing, first_operand))

@@ -2,7 +2,8 @@
 
 Inputs, outputs and constants are tensors; what crosses kernels goes to scratch. An output that
 shares the memory of an input is written where it belongs when every reader of the old value can run
-before; otherwise it is computed apart and copied at the end (`NeedsScratchError` asks for that).
+before; otherwise it is computed elsewhere and copied at the end (`NeedsScratchError` asks for
+that).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import Tensor
 from shardwright.compiler.lower import views
 from shardwright.compiler.lower.body import Body
-from shardwright.compiler.lower.excess import is_held_wide
+from shardwright.compiler.lower.excess_precision import is_held_wide
 from shardwright.compiler.lower.order import Order
 from shardwright.compiler.lower.task import (
     COLLECTIVE,
@@ -58,7 +59,7 @@ class Storage:
         body: Body,
         inputs: Sequence[Value],
         aliases: Mapping[int, Value],
-        apart: Collection[int],
+        no_alias: Collection[int],
     ) -> None:
         self.body = body
         self.tensors: list[Tensor] = []
@@ -75,7 +76,7 @@ class Storage:
         self._overwritten = set(aliases.values())
         self._rewritten = {body.root(t.target) for t in body.tasks if t.target is not None}
         for k, value in enumerate(map(body.now, body.graph.outputs)):
-            self._place_output(k, value, aliases.get(k), k in apart)
+            self._place_output(k, value, aliases.get(k), k in no_alias)
         self._order_rewrites()
         for owner, root, k in self._takeovers:
             self._before_overwriting(owner, root, k)
@@ -192,7 +193,7 @@ class Storage:
         self._home[value] = Place(len(self.tensors), layout or dense(value.type.shape))
         self.tensors.append(tensor)
 
-    def _place_output(self, k: int, value: Value, owner: Value | None, apart: bool) -> None:
+    def _place_output(self, k: int, value: Value, owner: Value | None, no_alias: bool) -> None:
         """Make output tensor `k` and decide which value is stored there."""
         alias = self._number[owner] if owner is not None else -1
         number = len(self.tensors)
@@ -202,7 +203,12 @@ class Storage:
         root = None if base is None else self.body.root(base)
         if root is not None and root is owner and layout == dense(value.type.shape):
             return
-        if base is not None and root is not None and not apart and self._takes(base, root, layout):
+        if (
+            base is not None
+            and root is not None
+            and not no_alias
+            and self._takes(base, root, layout)
+        ):
             self._home[root] = Place(number, layout)
             self.must_store.add(base)
             if owner is not None:

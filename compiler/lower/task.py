@@ -110,8 +110,8 @@ class NeedsCopyError(Exception):
 
 
 class NeedsScratchError(Exception):
-    """Output number `output` cannot be written in place safely: it is computed apart and copied at
-    the end.
+    """Output number `output` cannot be written in place safely: it is computed elsewhere and copied
+    at the end.
     """
 
     def __init__(self, output: int) -> None:

@@ -16,7 +16,7 @@ from shardwright.compiler.ir.facts import dim_map
 from shardwright.compiler.ir.ops import ReverseAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.kernel import Affine
-from shardwright.compiler.lower.labels import IterDim, Label, find, leaves, unify
+from shardwright.compiler.lower.indexing_map import IndexExpr, IterDim, find, leaves, unify
 from shardwright.compiler.lower.task import Window
 
 Pieces = tuple[tuple[int, int], ...]
@@ -233,14 +233,14 @@ def _size(pieces: Pieces) -> int:
     return math.prod(n for n, _ in pieces)
 
 
-def align(label: Label, pieces: Pieces) -> bool:
+def align(expr: IndexExpr, pieces: Pieces) -> bool:
     """Split iter dims of a dim until each is inside one piece; False when sizes do not divide."""
-    return unify(tuple(IterDim(size) for size, _ in pieces if size > 1), label)
+    return unify(tuple(IterDim(size) for size, _ in pieces if size > 1), expr)
 
 
-def strides_of(label: Label, pieces: Pieces) -> list[tuple[IterDim, int]]:
+def strides_of(expr: IndexExpr, pieces: Pieces) -> list[tuple[IterDim, int]]:
     """(iter dim, stride) of an aligned dim."""
-    stack, found = leaves(label), []
+    stack, found = leaves(expr), []
     for size, stride in reversed(pieces):
         while size > 1:
             iter_dim = find(stack.pop())

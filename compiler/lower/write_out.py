@@ -13,11 +13,11 @@ from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.lower.collective import call_of
 from shardwright.compiler.lower.cost_oracle import SPARE, CostOracle, time_or_inf
 from shardwright.compiler.lower.emit import Emitter
-from shardwright.compiler.lower.excess import keep_wide
+from shardwright.compiler.lower.excess_precision import keep_wide
 from shardwright.compiler.lower.group import Groups
 from shardwright.compiler.lower.latency import makespan_ps
 from shardwright.compiler.lower.schedule import Orders, Slot
-from shardwright.compiler.lower.space import label
+from shardwright.compiler.lower.space import index_space
 from shardwright.compiler.lower.storage import Place, Storage
 from shardwright.compiler.lower.task import (
     COLLECTIVE,
@@ -177,10 +177,10 @@ def kernel_program(groups: Groups, members: Collection[int]) -> KernelProgram:
     """What a compute kernel of these tasks does. Raises the errors that ask for another try."""
     tasks = groups.tasks(members)
     emitter = Emitter(
-        label(groups.body, tasks), groups.storage, lambda t: groups.is_stored(t, members)
+        index_space(groups.body, tasks), groups.storage, lambda t: groups.is_stored(t, members)
     )
     program = emitter.program(title(tasks), min(_ordinal(t.op) for t in tasks))
-    return keep_wide(program) if groups.body.excess else program
+    return keep_wide(program) if groups.body.excess_precision else program
 
 
 def title(tasks: Sequence[Task]) -> str:

@@ -112,7 +112,7 @@ class CoreModel:
     peak_bf16_flops_per_s: float = _fact("tensor_bf16_tflops", 1e12)
     stall_recovery: float = 0.0
     """Share of the time in which a kernel waits, while none of its engines is the bottleneck, that
-    neighbouring kernels fill. Of runs only: code is chosen at `evaluate.JUDGED_RECOVERY`."""
+    neighbouring kernels fill. Of runs only: code is chosen at `evaluate.ORACLE_RECOVERY`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ A level is cut at the loops in it (`cut.py`), and every value that is made befor
 read behind it lies in memory meanwhile, beside what the loop itself needs. So what is written to a
 stack goes there before the loop, not in the program's order, and what follows element by element
 from lighter values that wait anyway, or from what every iteration has, is made again behind it. The
-choice is the one between loops (`passes/remat/elementwise.py`).
+choice is the one between loops (`passes/remat/save_policy.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shardwright.compiler.ir.rewrite import reading, with_ops, with_regions, wit
 from shardwright.compiler.ir.traits import PARTS, UPDATES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.placement import place_late
-from shardwright.compiler.passes.remat.elementwise import Zone
 from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, is_cheap, repeat
+from shardwright.compiler.passes.remat.save_policy import Zone
 
 
 def shrink_live_ranges(graph: Graph) -> Graph:
@@ -101,7 +101,7 @@ def _recipes(
     found = zone.recipes()
     recipes = Recipes(body)
     for value in waiting:
-        if value in anyway or value in recipes.free:
+        if value in anyway or value in recipes.constants:
             continue
         recipe = recipes.following(value, outside.__contains__)
         if recipe is not None and _read(recipe) <= value.type.num_bytes:

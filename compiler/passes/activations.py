@@ -227,7 +227,7 @@ class _Mapper:
         leaves = {source: points} | ({factor: np.ones_like(points)} if factor else {})
         with np.errstate(all="ignore"):
             wanted = ACTIVATIONS[name](points)
-        return _apart(self._values(cone, leaves), wanted) <= tolerance
+        return _distance(self._values(cone, leaves), wanted) <= tolerance
 
     def _values(self, cone: Sequence[Op], leaves: Mapping[Value, Samples]) -> Samples:
         """What the last op of `cone` is at samples of its leaves, in fp64."""
@@ -263,13 +263,13 @@ def _nearest(values: Samples, tolerance: float) -> str:
     """The function that `values` at the sample points belong to; empty when there is none."""
     best, distance = "", tolerance
     for name, known in _at_points().items():
-        found = _apart(values, known)
+        found = _distance(values, known)
         if found <= distance:
             best, distance = name, found
     return best
 
 
-def _apart(values: Samples, known: Samples) -> float:
+def _distance(values: Samples, known: Samples) -> float:
     """The largest distance of samples beside 1 + their size."""
     return float(np.max(np.abs(values - known) / (1 + np.abs(known))))
 

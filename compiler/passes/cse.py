@@ -19,10 +19,10 @@ def cse(graph: Graph) -> Graph:
     return _cse_level(graph, {})
 
 
-def _cse_level(graph: Graph, twins: Mapping[Value, Value]) -> Graph:
-    """CSE of one level whose `twins` are inputs known to equal another input."""
+def _cse_level(graph: Graph, duplicates: Mapping[Value, Value]) -> Graph:
+    """CSE of one level whose `duplicates` are inputs known to equal another input."""
     level = Level()
-    level.replace(list(twins), list(twins.values()))
+    level.replace(list(duplicates), list(duplicates.values()))
     seen: dict[Hashable, tuple[Value, ...]] = {}
     for op in graph.ops:
         op = level.update(op)
@@ -36,7 +36,7 @@ def _cse_level(graph: Graph, twins: Mapping[Value, Value]) -> Graph:
         if key is not None:
             seen[key] = op.results
         level.ops.append(op)
-    outputs = tuple(v if v in twins else level.now(v) for v in graph.outputs)
+    outputs = tuple(v if v in duplicates else level.now(v) for v in graph.outputs)
     return with_ops(graph, level.ops, outputs)
 
 
@@ -54,9 +54,9 @@ def _loop(level: Level, op: Op) -> Op:
             first.setdefault(classes[i], i)
         leaders = [first[one] for one in classes]
         equal = [i for i, leader in enumerate(leaders) if leader != i]
-        twins = {body.inputs[i]: body.inputs[leaders[i]] for i in equal}
-        made = _cse_level(body, twins)
-        after = [twins.get(value, value) for value in made.outputs]
+        duplicates = {body.inputs[i]: body.inputs[leaders[i]] for i in equal}
+        made = _cse_level(body, duplicates)
+        after = [duplicates.get(value, value) for value in made.outputs]
         if all(after[i] is after[leaders[i]] for i in equal):
             break
         classes = list(zip(leaders, after, strict=True))

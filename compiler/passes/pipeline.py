@@ -11,19 +11,19 @@ from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.passes.activations import activations
 from shardwright.compiler.passes.auto_cast import auto_cast
 from shardwright.compiler.passes.barriers import drop_barriers
+from shardwright.compiler.passes.canonicalise_dots import canonicalise_dots
 from shardwright.compiler.passes.cse import cse
 from shardwright.compiler.passes.dce import dce
-from shardwright.compiler.passes.doubled import doubled
 from shardwright.compiler.passes.doubles import check_doubles
 from shardwright.compiler.passes.fold import fold
 from shardwright.compiler.passes.formats import check_formats
 from shardwright.compiler.passes.integers import check_integers
-from shardwright.compiler.passes.orient import orient
+from shardwright.compiler.passes.reduce_strength import reduce_strength
 from shardwright.compiler.passes.remat import rematerialise
-from shardwright.compiler.passes.remat.elementwise import keep_less
+from shardwright.compiler.passes.remat.save_policy import save_policy
 from shardwright.compiler.passes.saturate import saturate_infinity
-from shardwright.compiler.passes.separate import separate
 from shardwright.compiler.passes.simplify import simplify
+from shardwright.compiler.passes.split_concats import split_concats
 from shardwright.compiler.passes.unroll import unroll
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.compiler.rewriting.specs import LOOP_FREE, NO_BARRIERS, NO_DOUBLES
@@ -32,30 +32,32 @@ Pass = Rewrite[Graph, ..., Graph]
 
 UNROLL = Rewrite("unroll", unroll, "short elementwise loops become straight code")
 FOLD = Rewrite("fold", fold, "constants are computed, identities and what cancels go")
-ORIENT = Rewrite(
-    "orient", orient, "products that are only read transposed change their operands instead"
+CANONICALISE_DOTS = Rewrite(
+    "canonicalise_dots",
+    canonicalise_dots,
+    "products that are only read transposed change their operands instead",
 )
 SIMPLIFY = Rewrite(
     "simplify",
     simplify,
     "sums over one element, sums of pieces padded apart, neighbouring slices: as views",
 )
-SEPARATE = Rewrite(
-    "separate",
-    separate,
-    "concatenations that only elementwise work and folds follow are taken apart",
+SPLIT_CONCATS = Rewrite(
+    "split_concats",
+    split_concats,
+    "concatenations that only elementwise work and folds follow are split",
 )
 CSE = Rewrite("cse", cse, "equal ops become one")
 DCE = Rewrite("dce", dce, "ops and loop carries that nothing reads go")
 REMATERIALISE = Rewrite(
     "rematerialise",
     rematerialise,
-    "quadratic values are made again for far readers, across loops too",
+    "quadratic values are rematerialised for far readers, across loops too",
 )
-KEEP_LESS = Rewrite(
-    "keep_less",
-    keep_less,
-    "layers keep the lightest values that the rest follows from element by element",
+SAVE_POLICY = Rewrite(
+    "save_policy",
+    save_policy,
+    "layers save the lightest values that the rest follows from element by element",
 )
 DOUBLES = Rewrite(
     "doubles",
@@ -78,7 +80,9 @@ SATURATE = Rewrite(
     "infinities are clamped in front of transposes done as products",
     keeps=(LOOP_FREE,),
 )
-DOUBLED = Rewrite("doubled", doubled, "a sum of two equal terms is a product with two")
+REDUCE_STRENGTH = Rewrite(
+    "reduce_strength", reduce_strength, "a sum of two equal terms is a product with two"
+)
 ACTIVATIONS = Rewrite(
     "activations", activations, "GELU, SiLU and their derivatives are found in any spelling"
 )
@@ -93,17 +97,26 @@ DROP_BARRIERS = Rewrite(
 PASSES: tuple[Pass, ...] = (FOLD, SIMPLIFY, CSE, DCE)
 
 # For the whole step, before partitioning: later, collectives stand between a contraction and its
-# transpose. Simplifying makes concatenations of padded pieces, and reduces what separating leaves.
-STEP_PASSES: tuple[Pass, ...] = (UNROLL, FOLD, ORIENT, SIMPLIFY, SEPARATE, SIMPLIFY, CSE, DCE)
+# transpose. Simplifying makes concatenations of padded pieces, and reduces what splitting leaves.
+STEP_PASSES: tuple[Pass, ...] = (
+    UNROLL,
+    FOLD,
+    CANONICALISE_DOTS,
+    SIMPLIFY,
+    SPLIT_CONCATS,
+    SIMPLIFY,
+    CSE,
+    DCE,
+)
 
 # CSE first, so that one value has one name; then what is not read any more goes.
-REMAKE_PASSES: tuple[Pass, ...] = (REMATERIALISE, SIMPLIFY, CSE, DCE)
+REMAT_PASSES: tuple[Pass, ...] = (REMATERIALISE, SIMPLIFY, CSE, DCE)
 
 # CSE finds rows that a loop reads already.
-KEEP_PASSES: tuple[Pass, ...] = (KEEP_LESS, CSE, DCE)
+SAVE_PASSES: tuple[Pass, ...] = (SAVE_POLICY, CSE, DCE)
 
 # For the graph a function is compiled from; barriers go last, because CSE must not run after that.
-LOCAL_PASSES: tuple[Pass, ...] = (*PASSES, DOUBLED, DCE, ACTIVATIONS, DROP_BARRIERS)
+LOCAL_PASSES: tuple[Pass, ...] = (*PASSES, REDUCE_STRENGTH, DCE, ACTIVATIONS, DROP_BARRIERS)
 
 
 def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, ...]:
@@ -121,18 +134,18 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
 
 
 def step_passes(
-    options: CompileOptions = DEFAULTS, samples: int = 0, keep_rows: bool = False
+    options: CompileOptions = DEFAULTS, samples: int = 0, save_rows: bool = False
 ) -> tuple[Pass, ...]:
-    """The passes of a whole step. With attention `flash`, quadratic values are made again for far
-    readers, so that no score tensor waits for the backward pass; in every form, layers keep the
+    """The passes of a whole step. With attention `flash`, quadratic values are rematerialised for
+    far readers, so that no score tensor waits for the backward pass; in every form, layers save the
     lightest values that the rest follows from element by element. A step captured with one sample
-    keeps its sums over it. With `keep_rows` maxima of rows are kept: to make them again would
+    keeps its sums over it. With `save_rows` maxima of rows are saved: to rematerialise them would
     take another turn of a ring.
     """
-    remade = REMAKE_PASSES if options.attention == "flash" else ()
-    if remade and keep_rows:
-        remade = (REMATERIALISE.given(short_row=0), *remade[1:])
-    passes = STEP_PASSES + remade + KEEP_PASSES
+    remat = REMAT_PASSES if options.attention == "flash" else ()
+    if remat and save_rows:
+        remat = (REMATERIALISE.given(short_row=0), *remat[1:])
+    passes = STEP_PASSES + remat + SAVE_PASSES
     if samples != 1:
         return passes
     keeping = SIMPLIFY.given(keep_sums=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from shardwright.compiler.isa.kernel import Tensor
 from shardwright.compiler.isa.kernel_text import to_text
 from shardwright.compiler.lower.explain import KernelStory, stories_of
-from shardwright.compiler.lower.function import Settled
+from shardwright.compiler.lower.function import Fixpoint
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.shown.charts import bytes_text, tensor_text
 
@@ -28,14 +28,14 @@ def _tensor(number: int, tensor: Tensor) -> str:
     return f"// tensor {number}: {tensor_text(tensor)}{alias}\n"
 
 
-def fusion_text(settled: Settled) -> str:
+def fusion_text(fixpoint: Fixpoint) -> str:
     """Every kernel: operators, what it moves, what fusing saved, and merges that rules refused."""
     lines = [
         "Operators that share a kernel keep what passes between them on chip. `moves`: bytes",
         "through HBM, every input read once and every output written once; `saves`: what the",
         "operators one at a time would have moved besides.",
     ]
-    for number, story in enumerate(stories_of(settled)):
+    for number, story in enumerate(stories_of(fixpoint)):
         lines += _story(number, story)
     return "\n".join(lines) + "\n"
 

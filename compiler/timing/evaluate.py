@@ -17,7 +17,7 @@ from shardwright.compiler.isa.costs import instr_interval_ps
 from shardwright.compiler.isa.kernel import Tensor
 from shardwright.compiler.isa.program import Engine, Function, Instr, Kernel, Loop, Space
 from shardwright.compiler.machine.target import PS_PER_S, CoreModel, Target
-from shardwright.compiler.timing.chain import DMA, Chain
+from shardwright.compiler.timing.core_timeline import DMA, CoreTimeline
 from shardwright.compiler.timing.max_plus import QUEUE, Timed, TimedLoop, timed_loop
 
 Made = TypeVar("Made")
@@ -25,13 +25,13 @@ _TOKENS = ("wait", "signal")
 _EVENTS = ("collective_start", "collective_wait")
 _COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
-JUDGED_RECOVERY = 0.5
+ORACLE_RECOVERY = 0.5
 """Part of a kernel's stalls that its neighbours are taken to fill when code is chosen: the middle
 of what they may do (our choice, docs/design/0061). At 0 code wins that waits less and works more,
 which a step that fills stalls pays for; at 1 code that only waits costs nothing.
 """
 
-JUDGED_DMA = 0.75
+ORACLE_DMA = 0.75
 """Share of the DMA queues that code has when it is chosen: the middle between all of them and the
 half that is left beside collectives (our choice, docs/design/0073). At 1 code wins that moves more
 to compute less, which a step that hides its collectives behind it pays for.
@@ -152,21 +152,23 @@ class _Costs:
         """Equal for points at which the kernel costs the same."""
         return tuple(self.moves[point])
 
-    def time(self, point: int, chain: Chain) -> KernelTime:
-        """The kernel at one point, as the next of `chain`."""
+    def time(self, point: int, timeline: CoreTimeline) -> KernelTime:
+        """The kernel at one point, as the next of `timeline`."""
         if self.is_code:
-            return self.code_time(point, chain)
+            return self.code_time(point, timeline)
         name = self.kernel.program.name
         if self.kernel.program.kind == "idle":
-            chain.ended()
+            timeline.ended()
             return KernelTime(name, 0, {}, 0, 0)
-        chain.rest(self.core.dma_fixed_ps)  # register_load
+        timeline.rest(self.core.dma_fixed_ps)  # register_load
         return KernelTime(name, self.core.dma_fixed_ps, {}, 0, 4)
 
-    def code_time(self, point: int, chain: Chain) -> KernelTime:
-        """The code at one point, as the next of `chain`: by how much it moves the end."""
+    def code_time(self, point: int, timeline: CoreTimeline) -> KernelTime:
+        """The code at one point, as the next of `timeline`: by how much it moves the end."""
         busy = self.busy[point]
-        duration, recorded = chain.run(self.kernel, self.bodies[point], sum(busy[e] for e in DMA))
+        duration, recorded = timeline.run(
+            self.kernel, self.bodies[point], sum(busy[e] for e in DMA)
+        )
         of_engines = {e.value: t for e, t in busy.items() if t}
         compute = min(duration, recorded)
         return KernelTime(self.kernel.program.name, duration, of_engines, compute, self.hbm_bytes)
@@ -218,7 +220,7 @@ def kernel_times(
     costs = _Costs(kernel, tensors, target, points, recorded)
 
     def time(point: int) -> KernelTime:
-        alone = costs.code_time(point, Chain(target.core.semaphore_ps))
+        alone = costs.code_time(point, CoreTimeline(target.core.semaphore_ps))
         return _recovered(alone, costs.busiest_ps(point), target.core.stall_recovery)
 
     return _at_each(len(points), costs.key, time)
@@ -231,24 +233,24 @@ def _at_each(points: int, key: Callable[[int], object], made: Callable[[int], Ma
     return [known[one] for one in keys]
 
 
-_JUDGED = (Shares(JUDGED_DMA),)
-"""Where kernels are judged."""
+_ORACLE = (Shares(ORACLE_DMA),)
+"""Where the cost oracle times kernels."""
 
 
 def busiest_ps(kernel: Kernel, tensors: Sequence[Tensor], target: Target) -> int:
-    """Busy time of the busiest engine of a kernel as it is judged: `judged_ps` is no less, whatever
-    waits for what.
+    """Busy time of the busiest engine of a kernel by the cost oracle: `oracle_ps` is no less,
+    whatever waits for what.
     """
-    return _Costs(kernel, tensors, target, _JUDGED, recorded=False).busiest_ps(0)
+    return _Costs(kernel, tensors, target, _ORACLE, recorded=False).busiest_ps(0)
 
 
-def judged_ps(kernel: Kernel, tensors: Sequence[Tensor], target: Target) -> int:
-    """How long a kernel is judged to take by those who choose between codes and merges: beside
-    neighbours that fill `JUDGED_RECOVERY` of its stalls and leave it `JUDGED_DMA` of the queues.
+def oracle_ps(kernel: Kernel, tensors: Sequence[Tensor], target: Target) -> int:
+    """How long a kernel takes by the cost oracle, which chooses between codes and merges: beside
+    neighbours that fill `ORACLE_RECOVERY` of its stalls and leave it `ORACLE_DMA` of the queues.
     """
-    costs = _Costs(kernel, tensors, target, _JUDGED, recorded=False)
-    alone = costs.code_time(0, Chain(target.core.semaphore_ps))
-    return _recovered(alone, costs.busiest_ps(0), JUDGED_RECOVERY).duration_ps
+    costs = _Costs(kernel, tensors, target, _ORACLE, recorded=False)
+    alone = costs.code_time(0, CoreTimeline(target.core.semaphore_ps))
+    return _recovered(alone, costs.busiest_ps(0), ORACLE_RECOVERY).duration_ps
 
 
 def function_segments(
@@ -330,10 +332,10 @@ def engine_spans(function: Function, target: Target) -> Iterator[list[dict[str, 
             continue
         pending.add(codes, 0)
         yield [
-            {e.value: EngineSpan(*span, code.busy[0][e]) for e, span in chain.spans.items()}
+            {e.value: EngineSpan(*span, code.busy[0][e]) for e, span in timeline.spans.items()}
             if code.is_code
             else {}
-            for code, chain in zip(codes, pending.chains, strict=True)
+            for code, timeline in zip(codes, pending.timelines, strict=True)
         ]
 
 
@@ -355,9 +357,9 @@ class _Cores:
         for number, code in enumerate(codes):
             awaited = code.kernel.after - self.first
             if awaited > 0:
-                other = self.chains[1 - number].ends[awaited - 1]
-                self.chains[number].hold(other + self.core.semaphore_ps)
-            times.append(code.time(point, self.chains[number]))
+                other = self.timelines[1 - number].ends[awaited - 1]
+                self.timelines[number].hold(other + self.core.semaphore_ps)
+            times.append(code.time(point, self.timelines[number]))
         duration, moved = self._now() - before, sum(t.hbm_bytes for t in times)
         # Halves run the same code side by side: what computes is the busier one.
         compute = min(duration, max(t.compute_ps for t in times))
@@ -381,11 +383,11 @@ class _Cores:
 
     def _begin(self, first: int) -> None:
         self.first = first  # number of the first kernel of the stretch
-        self.chains = [Chain(self.core.semaphore_ps) for _ in range(self.cores)]
+        self.timelines = [CoreTimeline(self.core.semaphore_ps) for _ in range(self.cores)]
         self.times: list[KernelTime] = []
 
     def _now(self) -> int:
-        return max(chain.end_ps for chain in self.chains)
+        return max(timeline.end_ps for timeline in self.timelines)
 
 
 def _busy_ps(times: Sequence[KernelTime]) -> dict[str, int]:

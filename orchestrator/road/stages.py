@@ -100,7 +100,7 @@ class Traces:
                 id(task),
                 samples,
                 is_own,
-                _keeps_rows(job),
+                _saves_rows(job),
                 job.compiler,
                 job.base,
                 self._settings(),
@@ -197,12 +197,12 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
         if job.strategy.name != MANUAL:  # whose shardings are the user's, leaf by leaf
             rolled = REROLLED(rolled.graph, rolled.inputs, rolled.outputs)
         note("repeats", lambda: _repeats_text(rolled))
-        passes = step_passes(job.compiler, samples, _keeps_rows(job))
+        passes = step_passes(job.compiler, samples, _saves_rows(job))
         rolled = dataclasses.replace(rolled, graph=run(rolled.graph, (*passes, DOUBLES)))
     return Traced(rolled, samples, user, captured.name, captured.findings)
 
 
-def _keeps_rows(job: JobConfig) -> bool:
+def _saves_rows(job: JobConfig) -> bool:
     return job.strategy.context == "ring"
 
 

@@ -78,8 +78,8 @@ def refine(
             break
         current = refined
     met = {a: tuple(map(frozenset, _met(current, [g]))) for a, g in groups.items()}
-    together = tuple(_others(_met(current, shared))) if shared else ()
-    return RankClasses(tuple(current.tolist()), met, together)
+    neighbours = tuple(_others(_met(current, shared))) if shared else ()
+    return RankClasses(tuple(current.tolist()), met, neighbours)
 
 
 def _bank_tables(banks: Sequence[int]) -> list[IntArray]:

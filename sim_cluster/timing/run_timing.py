@@ -81,7 +81,7 @@ class ClusterLoop:
         repeats: Repeats | None = None,
     ) -> None:
         self.bank_cores = bank_cores
-        self.unsettled: dict[Actor, None] = {}  # whose wants or collectives are new at this instant
+        self.stale: dict[Actor, None] = {}  # whose wants or collectives are new at this instant
         self.stage_stride = stage_stride
         self.whole_axes = whole_axes or {}
         self.classes = classes
@@ -104,12 +104,12 @@ class ClusterLoop:
         """
         for actor in self.actors:
             self._proceed(actor, 0)
-        self._settle(0)
+        self._share_rates(0)
         while self.events:
             now = self.events[0][0]
             while self.events and self.events[0][0] == now:
                 self._take(heapq.heappop(self.events))
-            self._settle(now)
+            self._share_rates(now)
         stuck = [a.index for a in self.actors if a.position < len(a.macros)]
         if self.health.dead:
             raise hanging(self.classes, self.health, self._stuck(stuck))
@@ -151,7 +151,7 @@ class ClusterLoop:
             if isinstance(op, Stretch):
                 actor.begin(self.delays[actor.index].factor(), now)
                 self._announce(actor)
-                self.unsettled[actor] = None
+                self.stale[actor] = None
                 return
             if isinstance(op, Start):
                 self._start(actor, op, now)
@@ -164,7 +164,7 @@ class ClusterLoop:
             elif not self._passed(actor, self._awaited(actor, op), now):
                 return
             actor.position += 1
-        self.unsettled[actor] = None
+        self.stale[actor] = None
         actor.result.end_ps = max(actor.result.end_ps, now)
 
     def _awaited(self, actor: Actor, op: Wait | Receive) -> Job:
@@ -182,7 +182,7 @@ class ClusterLoop:
             return True
         actor.waiting = job
         actor.since_ps = now
-        self.unsettled[actor] = None
+        self.stale[actor] = None
         return False
 
     def _start(self, actor: Actor, op: Start, now: int) -> None:
@@ -236,17 +236,17 @@ class ClusterLoop:
         job.start_ps = job.since_ps = now
         for actor in actors:
             actor.active.append(job)
-            self.unsettled[actor] = None
+            self.stale[actor] = None
 
     def _members(self, job: Job) -> list[Actor]:
         return [self.actors[member] for member in sorted(job.members)]
 
-    def _settle(self, now: int) -> None:
+    def _share_rates(self, now: int) -> None:
         """Share again, once all has happened that happens at this instant, where anything is new
         and where the part of an HBM bank changes with it; a collective is as fast as its slowest
         member."""
-        touched = dict.fromkeys(self._with_mates(self.unsettled))
-        self.unsettled = {}
+        touched = dict.fromkeys(self._with_mates(self.stale))
+        self.stale = {}
         for actor in touched:
             jobs = tuple((job.cost.demand, job.call.stream) for job in actor.active)
             code, bank = actor.wants.code, self._bank(actor)
@@ -260,7 +260,7 @@ class ClusterLoop:
                 job.speed(rate, now)
                 self._post(job.end_ps, job)
         if self.steady:
-            self.steady.settled(self.events, now)
+            self.steady.instant_over(self.events, now)
 
     def _with_mates(self, actors: Iterable[Actor]) -> Iterable[Actor]:
         """Actors, and those on the HBM banks of which they want more or less than before."""
@@ -282,7 +282,7 @@ class ClusterLoop:
         actors = self._members(job)
         for actor in actors:
             actor.active.remove(job)
-            self.unsettled[actor] = None
+            self.stale[actor] = None
         for actor in actors:
             queue = actor.queues[job.queue]
             queue.pop(0)

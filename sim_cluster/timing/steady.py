@@ -62,8 +62,8 @@ def parts(classes: RankClasses, axes: Iterable[tuple[str, ...]]) -> list[frozens
         met = frozenset({index, *classes.mates(index)}).union(
             *(classes.groups[a][index] for a in axes)
         )
-        apart = [part for part in found if not part & met]
-        found = [*apart, met.union(*(part for part in found if part & met))]
+        disjoint = [part for part in found if not part & met]
+        found = [*disjoint, met.union(*(part for part in found if part & met))]
     return found
 
 
@@ -97,7 +97,7 @@ class Steady:
             if self.begun[part, actor.runs] == len(part):
                 self.due.append((part, actor.runs))
 
-    def settled(self, events: list[Event], now: int) -> None:
+    def instant_over(self, events: list[Event], now: int) -> None:
         """All that happens at `now` has happened; `events` are changed in place where a part
         skips."""
         due, self.due = self.due, []

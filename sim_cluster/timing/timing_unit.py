@@ -22,7 +22,7 @@ from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.support.fields import check_fields, made, plain
 from shardwright.compiler.support.files import inflated
 from shardwright.sim_cluster.profiles import Profile
-from shardwright.sim_cluster.timing.kept import KeptFunctions
+from shardwright.sim_cluster.timing.memo import FunctionMemo
 from shardwright.sim_cluster.timing.step_parts import StepParts, step_parts
 from shardwright.sim_cluster.timing.step_time import Step, StepTiming, time_step
 from shardwright.sim_cluster.timing.trace import trace_json
@@ -30,7 +30,7 @@ from shardwright.sim_cluster.timing.trace import trace_json
 _BRIEF_CHARS = 80
 MAX_TRACE_BYTES = 2**30
 """Our choice: what is larger opens in no viewer."""
-_KEPT = KeptFunctions()
+_MEMO = FunctionMemo()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def answer(question: bytes) -> bytes:
     row = _unpacked(question)
     credit = made(Profile, row["credit"]) if row["credit"] else None
     step = _step(row["step"])
-    timing = time_step(step, row["profile"], True, row["traced"], credit, _KEPT.evaluate)
+    timing = time_step(step, row["profile"], True, row["traced"], credit, _MEMO.evaluate)
     trace = zstandard.compress(trace_json(timing)) if row["traced"] else b""
     found = {
         "timing": plain(timing, StepTiming),
@@ -132,5 +132,5 @@ def _step(row: Mapping[str, Any]) -> Step:
     step: Step = made(Step, {**row, "programs": {}})
     files = row["programs"].items()
     return replace(
-        step, programs={n: read_program(Container(b, n), _KEPT.decode) for n, b in files}
+        step, programs={n: read_program(Container(b, n), _MEMO.decode) for n, b in files}
     )

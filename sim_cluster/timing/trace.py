@@ -39,7 +39,7 @@ def trace_events(timing: Replayed) -> list[dict[str, Any]]:
         events.append(_metadata("process_sort_index", index, 0, {"sort_index": index}))
         number = 0
         for name, slices in lanes(result, timing.lnc):
-            for part, track in enumerate(_apart(slices)):
+            for part, track in enumerate(_tracks_of(slices)):
                 shown = name if part == 0 else f"{name} ({part + 1})"
                 events.append(_metadata("thread_name", index, number, {"name": shown}))
                 events.append(_metadata("thread_sort_index", index, number, {"sort_index": number}))
@@ -106,7 +106,7 @@ def _busy(ran: Ran, engine: str, core: int, lnc: int) -> Iterator[Slice]:
         start = end
 
 
-def _apart(slices: Sequence[Slice]) -> list[list[Slice]]:
+def _tracks_of(slices: Sequence[Slice]) -> list[list[Slice]]:
     """Slices on as many tracks as they need so that none overlap; viewers show no others."""
     tracks: list[list[Slice]] = []
     for piece in sorted(slices, key=lambda s: (s.start_ps, s.end_ps)):

@@ -55,7 +55,7 @@ def _array_bytes(node: Node, program: KernelProgram) -> int:
     if (not node.inputs or node.op in STORES) and "bounds" not in node.attrs:
         return 0  # its array takes no memory of its own, or only that of a tensor
     inputs = [program.nodes[i].iter_dims for i in node.inputs]
-    together = {a for iter_dims in inputs for a in iter_dims}
+    joint = {a for iter_dims in inputs for a in iter_dims}
     arrays: list[Sequence[int]] = [node.iter_dims]
-    arrays += inputs if node.op == "contract" else [sorted(together)]
+    arrays += inputs if node.op == "contract" else [sorted(joint)]
     return _ITEM * max(math.prod(program.iter_dims[a] for a in iter_dims) for iter_dims in arrays)

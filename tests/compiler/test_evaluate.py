@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardwright.compiler.isa.kernel import KernelProgram
 from shardwright.compiler.isa.program import Border, Engine, Kernel
-from shardwright.compiler.timing.chain import DMA, Chain
+from shardwright.compiler.timing.core_timeline import DMA, CoreTimeline
 from shardwright.compiler.timing.max_plus import ENGINES as QUEUES
 from shardwright.compiler.timing.max_plus import (
     QUEUE,
@@ -226,11 +226,11 @@ def chained(seed: int, count: int, trip: int, inner: int) -> list[tuple[Kernel, 
 
 def chain_ends(kernels: list[tuple[Kernel, Body]], dma_ps: Sequence[int] = ()) -> list[int]:
     """Ends of kernels with so much time of loads and stores (none)."""
-    chain = Chain(SEEN_PS)
+    timeline = CoreTimeline(SEEN_PS)
     ends = []
     for (kernel, body), moves in itertools.zip_longest(kernels, dma_ps, fillvalue=0):
-        chain.run(kernel, body, moves)
-        ends.append(chain.end_ps)
+        timeline.run(kernel, body, moves)
+        ends.append(timeline.end_ps)
     return ends
 
 

@@ -35,8 +35,8 @@ from shardwright.compiler.timing.evaluate import (
     engine_spans,
     function_segments,
     instr_costs,
-    judged_ps,
     kernel_times,
+    oracle_ps,
     segments_at,
 )
 from shardwright.compiler.timing.max_plus import merged
@@ -140,7 +140,7 @@ def test_a_load_an_addition_and_a_store() -> None:
 def test_code_is_chosen_beside_neighbours_and_collectives() -> None:
     """They fill half of its stalls and leave it three quarters of the DMA queues, which need
     2 x 1,993,412 / 0.75 = 5,315,766 then; half of the other 4,582,142 is filled."""
-    assert judged_ps(chain_of_three(), TENSORS, TRN1N) == 5_315_766 + 2_291_071
+    assert oracle_ps(chain_of_three(), TENSORS, TRN1N) == 5_315_766 + 2_291_071
 
 
 @pytest.mark.parametrize(

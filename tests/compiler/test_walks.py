@@ -53,7 +53,7 @@ def test_everything_is_asked_once_in_the_order_of_a_recursion() -> None:
     assert found[5] == 2 * found[4] + found[3]
 
 
-def remade(rungs: int) -> Graph:
+def repeated(rungs: int) -> Graph:
     """Scores that are read again far away; their rows have a ladder of readers."""
     b = Builder()
     x = b.input((64, 4))
@@ -67,7 +67,7 @@ def remade(rungs: int) -> Graph:
 
 
 def test_who_reads_a_leaf_far_away_is_found_in_one_walk() -> None:
-    check_grows(lambda n: partial(rematerialise, remade(n)))
+    check_grows(lambda n: partial(rematerialise, repeated(n)))
 
 
 def rows_in_a_component(rungs: int) -> Graph:

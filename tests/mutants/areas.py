@@ -9,7 +9,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "timing": (
         "compiler/timing/evaluate.py",
         "compiler/timing/max_plus.py",
-        "compiler/timing/chain.py",
+        "compiler/timing/core_timeline.py",
         "sim_cluster/instructions/physical_cores.py",
         "sim_cluster/timing/step_parts.py",
         "sim_cluster/instructions/past.py",
@@ -60,7 +60,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "orchestrator/service/units.py",
         "orchestrator/road/timing.py",
         "orchestrator/whatif/journal.py",
-        "sim_cluster/timing/kept.py",
+        "sim_cluster/timing/memo.py",
         "sim_cluster/timing/timing_unit.py",
     ),
     "stage cut": (

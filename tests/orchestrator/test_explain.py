@@ -41,7 +41,7 @@ def test_every_function_lists_its_kernels(job, capsys) -> None:
     assert any("llama.py:" in k["location"] for k in layer["kernels"])
     rules = {m["rule"] for k in layer["kernels"] for m in k["refused"]}
     assert rules and rules <= {
-        *("cycle", "kind", "label", "duplicated iteration dim", "rows", "order", "budget"),
+        *("cycle", "kind", "indexing map", "duplicated iteration dim", "rows", "order", "budget"),
         *("streams", "size", "traffic", "intensity", "code", "slower"),
     }
 

@@ -114,7 +114,7 @@ def per_core(attention: Attention, dtype: jnp.dtype = jnp.float32) -> Graph:
     step = with_gradients(attention, dtype)
     body = run(
         import_module(artifact_of(jax.jit(step, keep_unused=True).trace(rank, own, whole, whole))),
-        step_passes(DEFAULTS, keep_rows=True),
+        step_passes(DEFAULTS, save_rows=True),
     )
     b = Builder()
     blocks = [b.input(v.type.shape, v.type.dtype) for v in body.inputs[:2]]

@@ -70,11 +70,11 @@ FEW = few()
 
 @functools.cache
 def captured(
-    model: str, keep_rows: bool = False
+    model: str, save_rows: bool = False
 ) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """The step as jobs partition it: after the step passes."""
     graph, inputs, outputs = model_graph(model)
-    return run(graph, step_passes(DEFAULTS, keep_rows=keep_rows)), inputs, outputs
+    return run(graph, step_passes(DEFAULTS, save_rows=save_rows)), inputs, outputs
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from shardwright.compiler.ir.ops import BitcastConvertAttrs, CompareAttrs, Conve
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.isa.kernel import KernelProgram, Node, View
 from shardwright.compiler.lower.cost_oracle import CostOracle
-from shardwright.compiler.lower.function import Signature, settle
+from shardwright.compiler.lower.function import Signature, lower_to_fixpoint
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import DEFAULTS, CompileOptions
@@ -36,7 +36,7 @@ def lower_function(
     budget: Budget | None = None,
 ) -> Lowered:
     """A loop-free graph as kernels and tensors."""
-    return settle(graph, signature, options, oracle, budget).lowered
+    return lower_to_fixpoint(graph, signature, options, oracle, budget).lowered
 
 
 def run_lowered(

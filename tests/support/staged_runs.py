@@ -40,11 +40,11 @@ Make = Callable[[], TrainTask]
 
 @functools.cache
 def captured(
-    make: Make, samples: int, keep_rows: bool = False
+    make: Make, samples: int, save_rows: bool = False
 ) -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """The step as jobs partition it: after the step passes."""
     graph, inputs, outputs = captured_graph(make(), samples)
-    return run(graph, step_passes(DEFAULTS, samples, keep_rows)), inputs, outputs
+    return run(graph, step_passes(DEFAULTS, samples, save_rows)), inputs, outputs
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int =
     if not needs_phantom(how.mesh, how.settings, micro, num_microbatches):
         return _plan(make, how, num_microbatches, micro)
     try:
-        kept = _keeps_rows(how)
+        kept = _saves_rows(how)
         both = (captured(make, n, kept)[0] for n in (TRACED_SAMPLES, PROOF_SAMPLES))
         proof = check_means(*both)
         return _plan(make, how, num_microbatches, TRACED_SAMPLES, proof)
@@ -63,7 +63,7 @@ def plan_of(make: Make, how: Distribution, num_microbatches: int, samples: int =
         return _plan(make, how, num_microbatches, micro)
 
 
-def _keeps_rows(how: Distribution) -> bool:
+def _saves_rows(how: Distribution) -> bool:
     return how.settings.context == "ring"
 
 
@@ -74,7 +74,7 @@ def _plan(
     samples: int,
     proof: MeanProof | None = None,
 ) -> Plan:
-    graph, inputs, outputs = captured(make, samples, _keeps_rows(how))
+    graph, inputs, outputs = captured(make, samples, _saves_rows(how))
     return build_plan(
         graph,
         inputs,

@@ -1,5 +1,5 @@
-"""Quadratic loop invariants that need no contraction (a mask of segment ids) are made again in the
-loop body from their small inputs, instead of being read from memory by every iteration.
+"""Quadratic loop invariants that need no contraction (a mask of segment ids) are rematerialised in
+the loop body from their small inputs, instead of being read from memory by every iteration.
 
 Invariants made of constants alone are the business of `outline/sink.py`.
 """
@@ -13,7 +13,7 @@ from shardwright.compiler.passes.placement import place_late
 from shardwright.compiler.passes.remat.recipes import Recipe, Recipes, contracts, repeat
 
 
-def remake_invariants(graph: Graph) -> Graph:
+def remat_invariants(graph: Graph) -> Graph:
     """`graph` whose loops make quadratic invariants themselves; carries that are not read any more
     are left to `dce`.
     """
@@ -33,8 +33,8 @@ def _served(loop: Op, recipes: Recipes) -> Op:
 
 
 def _recipe(value: Value, recipes: Recipes) -> Recipe | None:
-    """How to make an invariant again without contractions."""
-    if value in recipes.inputs or value in recipes.free:
+    """How to rematerialise an invariant without contractions."""
+    if value in recipes.inputs or value in recipes.constants:
         return None
     found = recipes.find(value, lambda _: True, lambda _: False)
     return None if found is None or any(map(contracts, found.ops)) else found

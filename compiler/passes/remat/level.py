@@ -27,7 +27,7 @@ from shardwright.compiler.passes.remat.recipes import (
 )
 
 
-def remake_at_level(graph: Graph, short_row: int) -> Graph:
+def remat_at_level(graph: Graph, short_row: int) -> Graph:
     """`graph` in which far readers of quadratic values have copies of their own; loop bodies are
     left as they are.
     """
@@ -48,13 +48,13 @@ class _Remaker:
     def __init__(self, graph: Graph, short_row: int) -> None:
         self.graph = graph
         self.recipes = Recipes(graph, short_row)
-        self.readers = Readers(graph, [v for op in graph.ops for v in self._remakeable(op)])
+        self.readers = Readers(graph, [v for op in graph.ops for v in self._rematerialisable(op)])
         self.lasting = lasting(graph)
         self.places: dict[Value, list[_Place]] = {}
         self.copies: list[Op] = []
         self.reads: dict[Op, dict[Value, Value]] = {}
 
-    def _remakeable(self, op: Op) -> Sequence[Value]:
+    def _rematerialisable(self, op: Op) -> Sequence[Value]:
         """Results of `op` that a recipe could end in."""
         if not may_repeat(op) or op.regions:
             return ()
@@ -99,13 +99,13 @@ class _Remaker:
             place
             for leaf in recipe.leaves
             for place in self.places.get(leaf, ())
-            if not self._apart(place.edges, edges)
+            if not self._is_far(place.edges, edges)
         )
         place = max(near, key=lambda p: sum(v in p.now for v in recipe.leaves), default=_Place())
         place.edges += edges
         return place
 
-    def _apart(self, some: Sequence[Edge], others: Sequence[Edge]) -> bool:
+    def _is_far(self, some: Sequence[Edge], others: Sequence[Edge]) -> bool:
         """True when a reader of one side is far from a reader of the other."""
         return any(
             self.readers.is_far(a, b.reader) or self.readers.is_far(b, a.reader)

@@ -1,6 +1,6 @@
 """Remaking across loops: a loop that stacks values, and loops that read them row by row.
 
-The readers make a value again from what the first loop stacks anyway, from loop invariants, and
+The readers rematerialise a value from what the first loop stacks anyway, from loop invariants, and
 from values that are stacked instead (row maxima and sums of scores). Nothing reads the old stack
 then, so that `dce` drops it from both loops. Which values, and from what: the caller's `Choose`.
 """
@@ -22,34 +22,34 @@ from shardwright.compiler.passes.remat.stacks import RowRead, Stack, row_reads, 
 Chosen = Iterable[tuple[Stack, Recipe]]
 Choose = Callable[["Writer", Sequence[Stack], Mapping[Stack, Collection[Op]]], Chosen]
 """Which of the stacks that loops read row by row (third argument, with those loops; of all in the
-second) are made again, and how. It tells the writer of those that stay (`Writer.keep`).
+second) are rematerialised, and how. It tells the writer of those that stay (`Writer.save`).
 """
 
 
-def remake_across_loops(graph: Graph, choose: Choose, short_row: int = SHORT_ROW) -> Graph:
-    """`graph` in which loops of this level make again what `choose` says, instead of reading it."""
+def remat_across_loops(graph: Graph, choose: Choose, short_row: int = SHORT_ROW) -> Graph:
+    """`graph` whose loops of this level rematerialise what `choose` says, instead of reading it."""
     for loop in [op for op in graph.ops if op.regions]:
-        graph = _remake_stacks(graph, loop, choose, short_row)
+        graph = _remat_stacks(graph, loop, choose, short_row)
     return graph
 
 
 def quadratic(
     writer: Writer, found: Sequence[Stack], read: Mapping[Stack, Collection[Op]]
 ) -> Chosen:
-    """Choose: large values that follow from small ones, one after the other, since what is kept of
+    """Choose: large values that follow from small ones, one after the other, since what is saved of
     one serves the next; then what follows from values that their readers have on the way.
     """
     large: list[tuple[Stack, Recipe]] = []
-    kept: list[Stack] = []
+    saved: list[Stack] = []
     for stack in found:
         recipe = writer.recipe(stack) if stack in read else None
         if recipe is None:
-            writer.keep(stack)
-            kept.append(stack)
+            writer.save(stack)
+            saved.append(stack)
         else:
             large.append((stack, recipe))
             yield stack, recipe
-    for stack in kept:
+    for stack in saved:
         readers = set(read.get(stack, ()))
         for recipe in (r for other, r in large if readers and readers <= set(read[other])):
             on_the_way = {value for op in recipe.ops for value in op.results}
@@ -59,7 +59,7 @@ def quadratic(
                 break
 
 
-def _remake_stacks(graph: Graph, written: Op, choose: Choose, short_row: int) -> Graph:
+def _remat_stacks(graph: Graph, written: Op, choose: Choose, short_row: int) -> Graph:
     """Serve the readers of the stacks of the loop whose results are those of `written`."""
     loop = graph.producers()[written.results[0]]
     found = stacks(loop)
@@ -74,7 +74,7 @@ def _remake_stacks(graph: Graph, written: Op, choose: Choose, short_row: int) ->
             writer.store(leaf)
         for read in reads[stack.carry] or ():
             reader = readers.setdefault(read.loop, _Reader(read.loop, writer))
-            reader.remake(read, stack, recipe)
+            reader.rematerialise(read, stack, recipe)
     return _rebuilt(graph, writer, readers)
 
 
@@ -92,7 +92,7 @@ class Writer:
         self.added: list[tuple[Value, Value]] = []  # (value of an iteration, its new stack)
 
     def recipe(self, stack: Stack) -> Recipe | None:
-        """How a reader makes the rows of `stack` again; None when it should read them."""
+        """How a reader rematerialises the rows of `stack`; None when it should read them."""
         if stack.value in self.recipes.inputs or stack.value in self.rows:
             return None
         return self.recipes.find(stack.value, self.is_outside, self.rows.__contains__)
@@ -101,7 +101,7 @@ class Writer:
         """True for what is the same in every iteration, and for the counter."""
         return value in self.invariant or value is self.counter
 
-    def keep(self, stack: Stack) -> None:
+    def save(self, stack: Stack) -> None:
         """Note that readers may use the rows of `stack`."""
         self.rows.setdefault(stack.value, (self.loop.results[stack.carry], stack.dim))
 
@@ -159,8 +159,8 @@ class _Reader:
     inputs: dict[Value, Value] = field(default_factory=dict)  # outside -> in the body, in addition
     now: dict[Value, dict[Value, Value]] = field(default_factory=dict)  # per row start
 
-    def remake(self, read: RowRead, stack: Stack, recipe: Recipe) -> None:
-        """Make the row of `read` again instead of slicing it."""
+    def rematerialise(self, read: RowRead, stack: Stack, recipe: Recipe) -> None:
+        """Rematerialise the row of `read` instead of slicing it."""
         now = self.now.setdefault(read.row, {})
         for leaf in recipe.leaves:
             if leaf not in now:
@@ -194,7 +194,7 @@ class _Reader:
         return self.inputs.setdefault(outside, Value(outside.type))
 
     def rebuilt(self) -> Op:
-        """The loop that makes rows again."""
+        """The loop that rematerialises rows."""
         body = self.loop.regions[0]
         ops = [op for op in body.ops if op not in self.replaced]
         placed = place_late([*self.copies.ops, *ops], set(self.copies.ops))

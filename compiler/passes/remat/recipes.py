@@ -1,5 +1,5 @@
-"""How a value is made again: the ops back to values at least four times smaller, and when that is
-worth it.
+"""How a value is rematerialised: the ops back to values at least four times smaller, and when that
+is worth it.
 
 A recipe ends at small values (row maxima and sums, queries, keys), at values that are in memory
 anyway, and at ops that are not repeated. What is made of constants and counts alone is always
@@ -44,13 +44,13 @@ MAX_CONTRACTIONS = 2
 MAX_FLOPS_PER_BYTE = 256
 """Contractions repeated per byte not stored. inferred: NeuronCore-v2, 92 TFLOP/s bf16 against 410
 GB/s of HBM per core, is 224; scores of head width 128 cost 64 in fp32 and 128 in bf16, an MLP of
-width 1024 costs 512 and 1024 and is kept.
+width 1024 costs 512 and 1024 and is saved.
 """
 
 SHORT_ROW = 2048
-"""Elements of a row whose maximum or sum is made again rather than kept: it is stored and read in a
-4-byte descriptor a row, which takes longer than another pass over so many scores (our choice, by
-time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
+"""Elements of a row whose maximum or sum is rematerialised rather than saved: it is stored and read
+in a 4-byte descriptor a row, which takes longer than another pass over so many scores (our choice,
+by time of GPT-3 and Llama-3 8B steps at 512 to 8192 positions).
 """
 
 FIGURES = (*EXTREMES, "add")
@@ -116,19 +116,19 @@ class Recipes:
         self.inputs = set(graph.inputs)
         self.producers = graph.producers()
         self.position = {op: i for i, op in enumerate(graph.ops)}
-        self.free = free_values(graph)
+        self.constants = constant_exprs(graph)
         self._widest = self._widest_leaves(graph)
 
     def _widest_leaves(self, graph: Graph) -> dict[Value, float]:
-        """Per value that may be made again, the bytes that its widest leaf has at least: on each
-        way back the narrowest value serves best. Inputs count a quarter, as `_pays` allows.
+        """Per value that may be rematerialised, the bytes that its widest leaf has at least: on
+        each way back the narrowest value serves best. Inputs count a quarter, as `_pays` allows.
         """
         widest: dict[Value, float] = {}
         for op in graph.ops:
             if not may_repeat(op):
                 continue
             for result in op.results:
-                given = (v for v in operands_of(op, result) if v not in self.free)
+                given = (v for v in operands_of(op, result) if v not in self.constants)
                 widest[result] = max((self._narrowest(v, widest) for v in given), default=0)
         return widest
 
@@ -138,23 +138,23 @@ class Recipes:
 
     def may_pay(self, value: Value) -> bool:
         """False when `find` has nothing for `value`, whatever is resident and available."""
-        if value in self.free or value not in self._widest:
+        if value in self.constants or value not in self._widest:
             return False
         return self._widest[value] * RATIO <= self._behind_views(value).type.num_bytes
 
     def find(self, value: Value, resident: Question, available: Question) -> Recipe | None:
-        """How to make `value` again, if that pays.
+        """How to rematerialise `value`, if that pays.
 
         `resident` are level inputs that stay in memory as they are, `available` values that the
         place of the recipe has for other reasons. Views cost nothing, so sizes are compared with
         what `value` is a view of.
         """
-        kept = self._behind_views(value)
-        first = self._search(value, partial(self._ends, kept), dots=MAX_CONTRACTIONS)
+        saved = self._behind_views(value)
+        first = self._search(value, partial(self._ends, saved), dots=MAX_CONTRACTIONS)
         if first is None:
             return None
         recipe = self._with_cheap_leaves(first, resident, available)
-        return recipe if self._pays(kept, recipe, resident, available) else None
+        return recipe if self._pays(saved, recipe, resident, available) else None
 
     def following(self, value: Value, known: Question) -> Recipe | None:
         """The few cheap ops, if any are needed, by which `value` follows from known ones."""
@@ -164,7 +164,7 @@ class Recipes:
         return found if found is not None and all(map(known, found.leaves)) else None
 
     def _behind_views(self, value: Value) -> Value:
-        """The value that would be in memory if `value` were kept."""
+        """The value that would be in memory if `value` were saved."""
         return behind(value, self.producers, lambda op: op.name in RESHAPING)
 
     def _ends(self, value: Value, x: Value) -> bool:
@@ -181,7 +181,7 @@ class Recipes:
         if op.name in REDUCTIONS and combination(op) in self.figures:
             row = op.operands[0].type.num_elements // x.type.num_elements
             return row <= self.short_row and not shrinks(value, op.operands[0])
-        given = [v for v in operands_of(op, x) if v not in self.free]
+        given = [v for v in operands_of(op, x) if v not in self.constants]
         return is_cheap(op) and bool(given) and all(self._is_of_short_rows(value, v) for v in given)
 
     def _search(
@@ -208,7 +208,7 @@ class Recipes:
                 continue
             seen.add(x)
             op = self.producers.get(x)
-            stops = x is not value and x not in self.free and stop(x)
+            stops = x is not value and x not in self.constants and stop(x)
             if op is None or stops or not may(op):
                 leaves[x] = None
                 continue
@@ -248,7 +248,7 @@ class Recipes:
 
     def _cheap(self, leaf: Value, resident: Question, there: Question) -> Recipe | None:
         """Cheap ops that make `leaf` from what is there; or from values small beside it when it is
-        quadratic itself (a mask that all heads share): others make it again, so it is not kept.
+        quadratic itself (a mask that all heads share): others rematerialise it, so it is not saved.
         """
         if leaf in self.inputs and resident(leaf):
             return None
@@ -268,12 +268,12 @@ class Recipes:
         size = value.type.num_bytes
         if len(dots) > MAX_CONTRACTIONS or flops > MAX_FLOPS_PER_BYTE * size:
             return False
-        kept = [x for x in recipe.leaves if x in self.inputs and resident(x)]
-        made = [x for x in recipe.leaves if x not in kept]
+        saved = [x for x in recipe.leaves if x in self.inputs and resident(x)]
+        made = [x for x in recipe.leaves if x not in saved]
         if not all(shrinks(value, x) for x in made):
             return False
         stored = sum(x.type.num_bytes for x in made if not available(x))
-        read = sum(x.type.num_bytes for x in kept)
+        read = sum(x.type.num_bytes for x in saved)
         return stored * RATIO <= size and read * (1 if dots else RATIO) <= size
 
 
@@ -288,14 +288,14 @@ def shrinks(value: Value, result: Value) -> bool:
     return result.type.num_bytes * RATIO <= value.type.num_bytes
 
 
-def free_values(graph: Graph) -> set[Value]:
+def constant_exprs(graph: Graph) -> set[Value]:
     """Values made of constants and counts alone."""
-    free: set[Value] = set()
+    found: set[Value] = set()
     for op in graph.ops:
         made = is_cheap(op) and op.name not in IDENTITIES
-        if made and all(v in free for v in op.operands):
-            free.update(op.results)
-    return free
+        if made and all(v in found for v in op.operands):
+            found.update(op.results)
+    return found
 
 
 def repeat(ops: Iterable[Op], now: MutableMapping[Value, Value]) -> list[Op]:

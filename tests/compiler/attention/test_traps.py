@@ -1,6 +1,6 @@
 """The traps of attention by index structure, each with the graph that springs it.
 
-Most are spellings of the corpus by name; the others look at the labels themselves.
+Most are spellings of the corpus by name; the others look at the indexing maps themselves.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.attention import find_attention
-from shardwright.compiler.attention.labelling import Labelling
+from shardwright.compiler.attention.indexing_maps import IndexingMaps
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.analysis import count_ops
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.lower.labels import distinct
+from shardwright.compiler.lower.indexing_map import distinct
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import PASSES, step_passes
 from shardwright.compiler.rewriting.driver import run
@@ -41,13 +41,13 @@ def test_rows_and_keys_of_one_value_stay_two_indices(name: str) -> None:
     one.
     """
     graph = backward(CORPUS[name])
-    labelling = Labelling(graph)
+    maps = IndexingMaps(graph)
     scores = [v for i in find_attention(graph) for v in i.scores]
-    assert scores and all(distinct(labelling.labels[v]) for v in scores)
+    assert scores and all(distinct(maps.indexing[v]) for v in scores)
 
 
 def block(x: jax.Array, w: jax.Array) -> jax.Array:
-    """From norm to output projection: its scores label one index twice if uses are not apart."""
+    """From norm to output projection: its scores walk one index twice if uses are not apart."""
     y = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
     q, k, v = jnp.split(y @ w, 3, -1)
     return x + jax.nn.softmax(q @ k.T) @ v @ w[:, :D]

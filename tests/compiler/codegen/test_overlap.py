@@ -14,7 +14,7 @@ from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Kernel, Space, Tile
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.schedule.engine_order import Memory
-from shardwright.compiler.timing.evaluate import JUDGED_DMA, Shares, kernel_times
+from shardwright.compiler.timing.evaluate import ORACLE_DMA, Shares, kernel_times
 from tests.compiler.codegen.kernel_harness import BF16, F32, TARGET, check, count
 from tests.compiler.codegen.row_cases import backward
 from tests.compiler.codegen.test_contractions import matmul
@@ -105,7 +105,7 @@ def test_loads_of_the_next_rows_wait_for_no_result(monkeypatch: pytest.MonkeyPat
 
 def test_what_moves_more_than_it_computes_takes_as_long_as_its_transfers() -> None:
     """With the share of the queues for which code is chosen."""
-    m, shares = backward((2, 1024, 1024, 64, 64), BF16), (Shares(JUDGED_DMA),)
+    m, shares = backward((2, 1024, 1024, 64, 64), BF16), (Shares(ORACLE_DMA),)
     (time,) = kernel_times(m.kernel(), m.tensors, load_target(TARGET), shares)
     assert time.duration_ps <= 1.01 * (time.busy_ps["dma_in"] + time.busy_ps["dma_out"])
     check(m, 1e-2)

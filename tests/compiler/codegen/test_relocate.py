@@ -55,7 +55,7 @@ def test_renamed_code_is_the_code_that_would_be_made(make: Callable[[], Maker]) 
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
-def test_what_was_judged_is_what_is_made(make: Callable[[], Maker], level: int) -> None:
+def test_what_was_timed_is_what_is_made(make: Callable[[], Maker], level: int) -> None:
     maker, options = make(), CompileOptions(optlevel=level)
     program, tensors = behind_another(maker)
     tuner = Autotuner(load_target(TARGET), options)
@@ -65,22 +65,22 @@ def test_what_was_judged_is_what_is_made(make: Callable[[], Maker], level: int) 
     assert made.kernel == wanted.kernel and made.next_register == wanted.next_register
 
 
-@pytest.mark.parametrize("is_judged", [False, True])
+@pytest.mark.parametrize("is_timed", [False, True])
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
 def test_what_another_function_has_found_is_not_searched_again(
-    make: Callable[[], Maker], is_judged: bool, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Maker], is_timed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the same code and time, wherever tensors and registers are."""
     autotuner._memo.cache_clear()
     maker, target, options = make(), load_target(TARGET), CompileOptions()
     searched = Autotuner(target, options)
-    wanted = [searched(maker.program(), maker.tensors)] if is_judged else []
+    wanted = [searched(maker.program(), maker.tensors)] if is_timed else []
     searched.generate(maker.program(), maker.tensors, 0)
     program, tensors = behind_another(maker)
     alone = generate(program, tensors, TARGET, REGISTER, options)
     monkeypatch.setattr(Codes, "_fastest", lambda *_: pytest.fail("a search"))
     tuner = Autotuner(target, options)
-    assert ([tuner(program, tensors)] if is_judged else []) == wanted
+    assert ([tuner(program, tensors)] if is_timed else []) == wanted
     made = tuner.generate(program, tensors, REGISTER)
     assert made.kernel == alone.kernel and made.next_register == alone.next_register
     with pytest.raises(pytest.fail.Exception, match="a search"):

@@ -14,7 +14,7 @@ from shardwright.compiler.codegen.search import EFFORTS, Effort, fastest, walk, 
 from shardwright.compiler.diagnostics import CapacityError
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
-from shardwright.compiler.timing.evaluate import busiest_ps, judged_ps
+from shardwright.compiler.timing.evaluate import busiest_ps, oracle_ps
 from tests.compiler.codegen.kernel_harness import BF16, TARGET, Maker
 from tests.support.kernel_checks import kernel_time
 
@@ -126,7 +126,7 @@ def test_code_that_is_not_finished_could_not_have_won(make, fewer, monkeypatch) 
         tried = [made.kernel for made in codes._made.values()]
         for kernel in tried:
             least = busiest_ps(kernel, m.tensors, machine)
-            assert 0 < least <= judged_ps(kernel, m.tensors, machine)
+            assert 0 < least <= oracle_ps(kernel, m.tensors, machine)
         return recipe, len(tried)
 
     recipe, few = searched()
@@ -162,11 +162,11 @@ def test_tilings_that_come_to_the_same_code_are_placed_and_timed_once(
         ordered.append((repr(builder.code()), beside))
         return place(self, builder, unroll)
 
-    def judged(kernel, *rest):
+    def oracle(kernel, *rest):
         timed.append(kernel)
-        return judged_ps(kernel, *rest)
+        return oracle_ps(kernel, *rest)
 
-    monkeypatch.setattr(sys.modules[Codes.__module__], "judged_ps", judged)
+    monkeypatch.setattr(sys.modules[Codes.__module__], "oracle_ps", oracle)
     monkeypatch.setattr(Codes, "_build", counted)
     monkeypatch.setattr(Codes, "_place", recorded)
     generate(m.program(), m.tensors, TARGET, 0, CompileOptions(optlevel=3))

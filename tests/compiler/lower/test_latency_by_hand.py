@@ -13,7 +13,7 @@ from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor
 from shardwright.compiler.isa.program import CollectiveCall
-from shardwright.compiler.lower.function import Settled, settle
+from shardwright.compiler.lower.function import Fixpoint, lower_to_fixpoint
 from shardwright.compiler.lower.latency import Hiding, Progress, makespan_ps
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.machine.network import expected_ps
@@ -121,18 +121,18 @@ def steps(lowered: Lowered) -> list[str]:
 
 def test_a_product_that_is_ready_runs_beside_a_gather() -> None:
     """The gather takes 64,000, the product beside it 5: without an oracle the program's order."""
-    judged = settle(two_gathers(), oracle=Oracle({"contract": 5})).lowered
+    timed = lower_to_fixpoint(two_gathers(), oracle=Oracle({"contract": 5})).lowered
     gather, wait = "start.all_gather", "wait.all_gather"
-    assert steps(judged) == [gather, "dot_general 32", wait, "dot_general 64"]
-    assert steps(settle(two_gathers()).lowered) == [
+    assert steps(timed) == [gather, "dot_general 32", wait, "dot_general 64"]
+    assert steps(lower_to_fixpoint(two_gathers()).lowered) == [
         gather,
         wait,
         "dot_general 64",
         "dot_general 32",
     ]
-    assert judged.expected_ps == 64_000 + 5
-    assert judged.stalled_ps == 64_000 - 5
-    assert judged.flights_ps == [64_000]
+    assert timed.expected_ps == 64_000 + 5
+    assert timed.stalled_ps == 64_000 - 5
+    assert timed.flights_ps == [64_000]
 
 
 def mlp() -> Graph:
@@ -145,9 +145,9 @@ def mlp() -> Graph:
     return b.finish(b.dot(hidden, second, ((1,), (0,))))
 
 
-def contractions(settled: Settled) -> list[int]:
+def contractions(fixpoint: Fixpoint) -> list[int]:
     """Products per kernel."""
-    counts = (sum(n.op == "contract" for n in k.nodes) for k in settled.lowered.kernels)
+    counts = (sum(n.op == "contract" for n in k.nodes) for k in fixpoint.lowered.kernels)
     return [count for count in counts if count]
 
 
@@ -162,8 +162,8 @@ def test_products_share_a_kernel_where_they_do_not_wait_for_each_others_gathers(
     other at 1,312,000; both behind 640,000 end at 1,440,000. Where a store between them takes
     600,000, that is worth more; of products of 1,000 the wait for the last gather is all there is.
     """
-    settled = settle(mlp(), oracle=Oracle({"contract": contract, "store": store}))
-    assert contractions(settled) == together
+    fixpoint = lower_to_fixpoint(mlp(), oracle=Oracle({"contract": contract, "store": store}))
+    assert contractions(fixpoint) == together
 
 
 @pytest.mark.parametrize("name", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"])
@@ -189,8 +189,8 @@ def test_every_group_of_every_machine_has_a_time(name: str) -> None:
         for kind in CollectiveKind:
             pairs = tuple((n, (n + 1) % size) for n in range(size))
             found = expected_ps(target, kind.value, MIB, 4, size, pairs)
-            apart = size > target.cores and not target.efa_devices
-            assert (found > 0) is (size > 1 and not apart), (kind, size)
+            far = size > target.cores and not target.efa_devices
+            assert (found > 0) is (size > 1 and not far), (kind, size)
 
 
 def test_a_transfer_to_the_host_is_expected_to_share_the_link_of_its_chip() -> None:

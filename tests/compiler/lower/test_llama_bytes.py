@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.compiler.fusion.logical_core import LogicalCore
 from shardwright.compiler.lower.explain import explain_fusion
-from shardwright.compiler.lower.function import Settled, Signature, settle
+from shardwright.compiler.lower.function import Fixpoint, Signature, lower_to_fixpoint
 from shardwright.compiler.lower.rule import traffic
 from shardwright.compiler.lower.task import CONTRACT
 from shardwright.compiler.machine.target import load_target
@@ -19,7 +19,7 @@ BOUND = 1.1  # of the reference figures
 REFERENCE_GB = {2048: 5.85, 8192: 12.7}  # from an independent prototype of loop fusion
 
 
-def settled_step(seq_len: int, coded: bool, **sizes: int) -> Settled:
+def lowered_step(seq_len: int, coded: bool, **sizes: int) -> Fixpoint:
     """The step with every legal merge, or with those that have code and are not slower than their
     parts; none keeps scores in HBM.
     """
@@ -28,10 +28,10 @@ def settled_step(seq_len: int, coded: bool, **sizes: int) -> Settled:
     graph = run(run(graph, step_passes(options)), unit_passes(options))
     oracle = LogicalCore(load_target("trn1n.32xlarge"), options) if coded else None
     signature = Signature(aliases=tuple((i, i) for i in range(state)))
-    settled = settle(graph, signature, options, oracle)
-    stored = [t for t in settled.lowered.tensors if t.shape.count(seq_len) > 1]
+    fixpoint = lower_to_fixpoint(graph, signature, options, oracle)
+    stored = [t for t in fixpoint.lowered.tensors if t.shape.count(seq_len) > 1]
     assert not stored, "scores in HBM"
-    return settled
+    return fixpoint
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def settled_step(seq_len: int, coded: bool, **sizes: int) -> Settled:
     ],
 )
 def test_bytes_of_a_step(seq_len: int, coded: bool) -> None:
-    groups = settled_step(seq_len, coded).groups
+    groups = lowered_step(seq_len, coded).groups
     moved = sum(traffic(groups, part.members) for part in groups.parts.values())
     assert moved <= BOUND * REFERENCE_GB[seq_len] * 1e9
 
@@ -56,7 +56,7 @@ def test_scores_of_a_70b_layer_stay_on_chip() -> None:
     """
     sizes = {"hidden_size": 8192, "intermediate_size": 3584, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 1}
-    groups = settled_step(4096, coded=True, **sizes, **heads).groups
+    groups = lowered_step(4096, coded=True, **sizes, **heads).groups
     kinds = [
         [t.kind for t in groups.tasks(p.members)].count(CONTRACT) for p in groups.parts.values()
     ]
@@ -75,7 +75,7 @@ def test_scores_of_a_long_step_stay_on_chip(seq_len: int, coded: bool) -> None:
     """Rows that no SBUF holds are blocked; a backward pass whose sums over rows do not fit as one
     kernel is split into reduction fusions that share no score.
     """
-    groups = settled_step(seq_len, coded).groups
+    groups = lowered_step(seq_len, coded).groups
     assert sum(part.phase == "reduction" for part in groups.parts.values()) >= 4
 
 
@@ -84,6 +84,6 @@ def test_explanation_adds_up_to_the_same_bytes() -> None:
     graph, state = unrolled_step(256)
     graph = run(run(graph, step_passes(options)), unit_passes(options))
     signature = Signature(aliases=tuple((i, i) for i in range(state)))
-    groups = settle(graph, signature, options).groups
+    groups = lower_to_fixpoint(graph, signature, options).groups
     moved = sum(traffic(groups, part.members) for part in groups.parts.values())
     assert sum(s.moved_bytes for s in explain_fusion(graph, signature, options)) == moved

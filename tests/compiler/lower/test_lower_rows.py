@@ -19,7 +19,7 @@ from shardwright.compiler.lower import function
 from shardwright.compiler.lower.accept import policy_of
 from shardwright.compiler.lower.cost_oracle import Clock
 from shardwright.compiler.lower.explain import explain_fusion
-from shardwright.compiler.lower.function import Signature, settle
+from shardwright.compiler.lower.function import Signature, lower_to_fixpoint
 from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.options import CompileOptions
@@ -154,8 +154,8 @@ def test_projection_of_both_sides_cannot_join() -> None:
     y = b.op("tanh", x)
     q, k = b.dot(y, wq, ((1,), (0,))), b.dot(y, wk, ((1,), (0,)))
     graph = b.finish(b.dot(q, k, ((1,), (1,))))
-    settled = check_lowering(graph, [normal(T, D), normal(D, D), normal(D, D)])
-    assert len(compute(settled)) > 1
+    lowered = check_lowering(graph, [normal(T, D), normal(D, D), normal(D, D)])
+    assert len(compute(lowered)) > 1
 
 
 def test_few_rows_do_not_make_a_row_kernel() -> None:
@@ -186,7 +186,7 @@ def test_scores_between_kernels_are_made_again(row_bytes: int, left: int, monkey
     """Where the backward pass does not fit in one kernel, its halves share no score tensor."""
     budget, inputs = Budget(1 << 16, row_bytes), [*INPUTS, normal(HEADS, T, E)]
     with monkeypatch.context() as without:
-        without.setattr(function, "MAX_REMAKES", 0)
+        without.setattr(function, "MAX_REMAT_ROUNDS", 0)
         before = score_tensors(lower_function(backward(), budget=budget))
     lowered = check_lowering(backward(), inputs, budget=budget, tolerance=1e-5)
     assert score_tensors(lowered) == left < before
@@ -222,10 +222,10 @@ def test_what_is_made_again_is_held_against_the_clock(searched: Clock, stored: b
     """Fewer bytes are no gain where computing twice takes longer. First tilings may say so; the
     code that will run decides.
     """
-    settled = settle(
+    fixpoint = lower_to_fixpoint(
         backward(), budget=Budget(1 << 16, 2480), oracle=Oracle(slow_exponentials, searched)
     )
-    assert bool(score_tensors(settled.lowered)) is stored
+    assert bool(score_tensors(fixpoint.lowered)) is stored
 
 
 def test_what_hbm_does_not_hold_is_no_code_to_compare_with() -> None:
@@ -233,15 +233,15 @@ def test_what_hbm_does_not_hold_is_no_code_to_compare_with() -> None:
     size = HEADS * T * S * 4
     for room, stored in ((size, 1), (size - 1, 0)):
         oracle = Oracle(slow_exponentials, slow_exponentials, room)
-        settled = settle(backward(), budget=Budget(1 << 16, 2480), oracle=oracle)
-        assert score_tensors(settled.lowered) == stored
+        fixpoint = lower_to_fixpoint(backward(), budget=Budget(1 << 16, 2480), oracle=oracle)
+        assert score_tensors(fixpoint.lowered) == stored
 
 
 def test_slower_kernels_stand_where_their_parts_pass_more_than_hbm_holds() -> None:
     def clock(kernel: KernelProgram, tensors: object) -> int:
         return 100 if count(kernel, "contract") > 1 else 10
 
-    (kernel,) = compute(settle(forward(), oracle=Oracle(clock, clock, 1)).lowered)
+    (kernel,) = compute(lower_to_fixpoint(forward(), oracle=Oracle(clock, clock, 1)).lowered)
     assert count(kernel, "contract") == 2
 
 
@@ -251,10 +251,10 @@ def test_slower_kernels_fall_apart_at_their_last_merge() -> None:
     def clock(kernel: KernelProgram, tensors: object) -> int:
         return 100 if count(kernel, "contract") > 1 else 10
 
-    settled = settle(forward(), oracle=Oracle(clock, clock))
-    counts = [sum(n.op == "contract" for n in k.nodes) for k in compute(settled.lowered)]
+    fixpoint = lower_to_fixpoint(forward(), oracle=Oracle(clock, clock))
+    counts = [sum(n.op == "contract" for n in k.nodes) for k in compute(fixpoint.lowered)]
     assert max(counts) == 1
-    (refusal, *_) = settled.trials.refused.values()
+    (refusal, *_) = fixpoint.trials.refused.values()
     assert refusal.rule == "slower" and refusal.detail == "by 233%"
 
 
@@ -266,9 +266,9 @@ def test_kernels_without_code_are_split_and_never_an_error(level: int) -> None:
         return 10
 
     options, oracle = CompileOptions(optlevel=level), Oracle(clock, clock)
-    settled = settle(forward(), options=options, oracle=oracle)
-    assert len(compute(settled.lowered)) == 3
-    assert {r.rule for r in settled.trials.refused.values()} == {"code"}
+    fixpoint = lower_to_fixpoint(forward(), options=options, oracle=oracle)
+    assert len(compute(fixpoint.lowered)) == 3
+    assert {r.rule for r in fixpoint.trials.refused.values()} == {"code"}
 
 
 def folded(other: int) -> Graph:
@@ -279,9 +279,9 @@ def folded(other: int) -> Graph:
     return b.finish(b.reduce(y, "add", (1,)), b.reduce(b.multiply(y, y), "add", (other,)))
 
 
-@pytest.mark.parametrize(("level", "other", "apart"), [(2, 0, True), (2, 1, False), (1, 0, False)])
+@pytest.mark.parametrize(("level", "other", "split"), [(2, 0, True), (2, 1, False), (1, 0, False)])
 def test_loops_that_fold_both_ways_are_held_against_their_parts(
-    level: int, other: int, apart: bool
+    level: int, other: int, split: bool
 ) -> None:
     """Where rows do not fit on chip, columns lie on the partitions, and move a few at a time."""
 
@@ -289,9 +289,9 @@ def test_loops_that_fold_both_ways_are_held_against_their_parts(
         return 10 ** (2 * count(kernel, "reduce"))
 
     options = CompileOptions(optlevel=level)
-    settled = settle(folded(other), options=options, oracle=Oracle(clock, clock))
-    most = max(count(kernel, "reduce") for kernel in compute(settled.lowered))
-    assert (most == 1) is apart
+    fixpoint = lower_to_fixpoint(folded(other), options=options, oracle=Oracle(clock, clock))
+    most = max(count(kernel, "reduce") for kernel in compute(fixpoint.lowered))
+    assert (most == 1) is split
 
 
 def test_levels_try_different_merges() -> None:
@@ -359,7 +359,7 @@ def test_explanation_names_the_first_failed_rule() -> None:
     graph = forward()
     stories = explain_fusion(graph, Signature(), oracle=Oracle(oracle, oracle))
     assert {m.refusal.rule for s in stories for m in s.refused} == {"slower"}
-    few = settle(graph, budget=Budget(1 << 16, 400))
+    few = lower_to_fixpoint(graph, budget=Budget(1 << 16, 400))
     assert len(few.groups.parts) > 1
     stories = explain_fusion(graph, Signature(), CompileOptions(attention="fused"))
     assert {m.refusal.rule for s in stories for m in s.refused} == {"kind"}

@@ -12,7 +12,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor
-from shardwright.compiler.lower.function import SPARE, settle
+from shardwright.compiler.lower.function import SPARE, lower_to_fixpoint
 from shardwright.compiler.lower.made_once import made_once
 
 HEADS, ROWS, WIDTH = 2, 128, 8
@@ -69,7 +69,7 @@ class ByContractions:
 
 @pytest.mark.parametrize(("limit", "contractions"), [(SPARE * SCORES, 1), (SPARE * SCORES - 1, 2)])
 def test_the_faster_form_is_taken_where_memory_allows(limit: int, contractions: int) -> None:
-    kernels = settle(twice(), oracle=ByContractions(limit)).lowered.kernels
+    kernels = lower_to_fixpoint(twice(), oracle=ByContractions(limit)).lowered.kernels
     sizes = [
         [k.iter_dims[a] for a in n.iter_dims]
         for k in kernels

@@ -13,7 +13,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.isa.kernel import KernelProgram, Tensor
-from shardwright.compiler.lower.function import settle
+from shardwright.compiler.lower.function import lower_to_fixpoint
 from shardwright.compiler.lower.sink_transposes import sink_transposes
 
 ROWS, WIDTH = 96, 64
@@ -82,5 +82,7 @@ def test_the_faster_form_is_taken(shape: tuple[int, int]) -> None:
     b = Builder()
     x, y = b.input((ROWS, WIDTH)), b.input((ROWS, 32), DType.BF16)
     transposed = b.convert(b.transpose(x, (1, 0)), DType.BF16)
-    lowered = settle(b.finish(b.dot(transposed, y, ((1,), (0,)))), oracle=Against(shape)).lowered
+    lowered = lower_to_fixpoint(
+        b.finish(b.dot(transposed, y, ((1,), (0,)))), oracle=Against(shape)
+    ).lowered
     assert [t.shape for t in lowered.tensors if t.kind == "scratch"] == [shape[::-1]]

@@ -186,7 +186,7 @@ class TestCse:
         graph = b.finish(y, same, start)
         clean = run(graph, PASSES)
         loop = next(op for op in clean.ops if op.name == "loop")
-        assert len(loop.operands) == 3, "counter, h and one of the twins"
+        assert len(loop.operands) == 3, "counter, h and one of the duplicates"
         assert count_ops(clean)["multiply"] == 1
         rng = np.random.default_rng(1)
         inputs = [rng.normal(size=4).astype(np.float32) for _ in range(2)]

@@ -21,16 +21,16 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.passes.pipeline import (
-    KEEP_PASSES,
-    REMAKE_PASSES,
+    REMAT_PASSES,
     REMATERIALISE,
+    SAVE_PASSES,
     STEP_PASSES,
     Pass,
     step_passes,
     unit_passes,
 )
 from shardwright.compiler.passes.remat.groups import Readers
-from shardwright.compiler.passes.remat.recipes import Recipes, free_values
+from shardwright.compiler.passes.remat.recipes import Recipes, constant_exprs
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from tests.support.compiled import graph_of
@@ -82,7 +82,7 @@ def example() -> np.ndarray:
 
 
 def before_and_after(
-    loss: Callable, *arguments: object, passes: Sequence[Pass] = REMAKE_PASSES
+    loss: Callable, *arguments: object, passes: Sequence[Pass] = REMAT_PASSES
 ) -> tuple[Graph, Graph]:
     """The gradient graph after the step passes, without and with rematerialisation."""
     graph = run(graph_of(jax.value_and_grad(loss), *arguments), STEP_PASSES)
@@ -118,8 +118,8 @@ def test_maximum_and_sum_of_a_short_row_are_made_again(short_row: int, stacked: 
     """Where rows are long they cross to the backward loop, and a factor of the sum's derivative
     with them, which autograd keeps too.
     """
-    remake = REMATERIALISE.given(short_row=short_row)
-    passes = (remake, *REMAKE_PASSES[1:])
+    rematerialise_short = REMATERIALISE.given(short_row=short_row)
+    passes = (rematerialise_short, *REMAT_PASSES[1:])
     before, after = before_and_after(scanned, weights(), example(), passes=passes)
     crossing = {v for op in after.walk() if op.name == "loop" for v in op.results}
     stacks = [v for v in crossing if v.type.num_elements == LAYERS * HEADS * T]
@@ -150,7 +150,7 @@ def test_a_mask_of_segments_is_made_inside_the_loops() -> None:
 def far_reads(graph: Graph) -> int:
     """Score-size values that wait for a reader far behind: longer than a quarter of the graph."""
     position = {op: i for i, op in enumerate(graph.ops)}
-    users, free = graph.uses(), free_values(graph)
+    users, free = graph.uses(), constant_exprs(graph)
     last = {v: max(position[u] for u in ops) for v, ops in users.items()}
     computed = (op for op in graph.ops if op.name not in ALIASING)
     return sum(
@@ -166,7 +166,7 @@ def test_unrolled_layers_get_a_copy_each_and_cse_leaves_it() -> None:
     assert far_reads(before) > 0 and far_reads(after) == 0
     contractions = count_ops(before)["dot_general"]
     assert count_ops(after)["dot_general"] == contractions + LAYERS
-    again = run(after, REMAKE_PASSES)
+    again = run(after, REMAT_PASSES)
     assert count_ops(again)["dot_general"] == contractions + LAYERS, "the pass is not stable"
     equal(before, after, weights(), example())
 
@@ -203,7 +203,7 @@ def _distinct_dots(units: object) -> int:
 
 def test_other_attention_forms_keep_their_scores() -> None:
     for form in ("unfused", "fused"):
-        assert step_passes(CompileOptions(attention=form)) == STEP_PASSES + KEEP_PASSES
+        assert step_passes(CompileOptions(attention=form)) == STEP_PASSES + SAVE_PASSES
 
 
 def wide_mlp(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -224,7 +224,7 @@ def cross_entropy(w: jax.Array, x: jax.Array) -> jax.Array:
 def graph_after(fn: Callable, *shapes: tuple[int, ...]) -> tuple[Graph, Graph]:
     arguments = [np.zeros(s, np.float32) for s in shapes]
     graph = run(graph_of(fn, *arguments), STEP_PASSES)
-    return graph, run(graph, REMAKE_PASSES)
+    return graph, run(graph, REMAT_PASSES)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def capped(ids: jax.Array, x: jax.Array) -> jax.Array:
 
 def waits_for_a_contraction(graph: Graph) -> list[str]:
     """Ops whose quadratic result, no view, has readers on both sides of a contraction of it."""
-    made, free = graph.producers(), free_values(graph)
+    made, free = graph.producers(), constant_exprs(graph)
     large = [v for v in made if v not in free and v.type.num_elements >= T * T]
     values = [v for v in large if made[v].name not in ALIASING]
     readers = Readers(graph, values)
@@ -279,7 +279,7 @@ def test_what_the_backward_pass_wants_of_scores_is_made_there(change: Callable) 
         return jnp.sum(jnp.einsum("hts,shd->thd", p, v) ** 2)
 
     graph = run(graph_of(jax.grad(loss, (0, 1, 2)), q, k, v, ids), STEP_PASSES)
-    after = run(graph, REMAKE_PASSES)
+    after = run(graph, REMAT_PASSES)
     assert waits_for_a_contraction(graph)
     assert not waits_for_a_contraction(after)
     equal(graph, after, q, k, v, ids)
@@ -293,7 +293,7 @@ def test_what_cannot_pay_is_known_without_a_search(build: Callable) -> None:
     refused = 0
     for level in levels:
         recipes = Recipes(level)
-        values = [v for op in level.ops for v in op.results if v not in recipes.free]
+        values = [v for op in level.ops for v in op.results if v not in recipes.constants]
         for value in (v for v in values if not recipes.may_pay(v)):
             refused += 1
             for resident in (True, False):
