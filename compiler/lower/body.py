@@ -294,9 +294,7 @@ class Body:
     def starts(
         self, op: Op, operand: Value, sizes: Sequence[int], starts: Sequence[Value]
     ) -> tuple[Affine, ...]:
-        """Affine starts of a window, clamped as StableHLO wants; an unknown scalar goes through a
-        register.
-        """
+        """Affine starts of a window, clamped as StableHLO says; unknown scalars are registers."""
         shape = operand.type.shape
         return tuple(
             self._start(op, start, length - size)

@@ -96,9 +96,7 @@ def _counted(
 
 
 def _counts_along(b: Site, part: Value, length: int) -> int | None:
-    """The dim along which a constant index column counts 0, 1, ..., length-1; None when it does
-    not.
-    """
+    """The dim along which a constant index column counts 0, 1, ..., length-1; else None."""
     values = known_elements(b.level.made, part)
     if values is None:
         return None

@@ -78,9 +78,7 @@ def _padded_lhs(b: Site, op: Op, axes: list[_Axis]) -> Value:
 
 
 def _grouped(b: Site, a: ConvolutionAttrs, lhs: Value, rhs: Value) -> tuple[Value, Value]:
-    """lhs as [group, batch, input feature, space...], rhs as [group, output, input feature,
-    taps...].
-    """
+    """[group, batch, input feature, space...] and [group, output, input feature, taps...]."""
     lhs, rhs = b.transpose(lhs, a.lhs), b.transpose(rhs, a.rhs)
     groups = a.feature_groups * a.batch_groups
     outputs, *rest = rhs.type.shape

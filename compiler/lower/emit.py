@@ -161,9 +161,7 @@ class Emitter:
         return Bound(where.offset.const, coordinate.size, coordinate.unit, strides)
 
     def _strides(self, layout: Layout, indexing: IndexingMap, value: Value) -> tuple[int, ...]:
-        """Step per iter dim of the kernel. Raises NeedsCopyError when pieces and iter dims do not
-        divide.
-        """
+        """Step per iter dim of the kernel. Raises NeedsCopyError when pieces do not divide."""
         pairs: list[tuple[IterDim, int]] = []
         for expr, pieces in zip(indexing, layout.dims, strict=True):
             if not align(expr, pieces):
@@ -240,9 +238,7 @@ def _same_points(a: View, b: View) -> bool:
 
 
 def _ordered_iter_dims(space: Space) -> list[IterDim]:
-    """Iter dims of the largest result first, in its order, so that whole arrays stay close to
-    memory order.
-    """
+    """Iter dims in the order of the largest result, so that arrays stay near memory order."""
     ranked = sorted(space.tasks, key=lambda t: -t.result.type.num_elements)
     found: dict[IterDim, None] = {}
     for task in ranked:

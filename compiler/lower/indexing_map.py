@@ -20,9 +20,7 @@ IndexingMap = tuple[IndexExpr, ...]
 
 
 class IterDim:
-    """One independent index with a size; either a root, united with another, or split in (major,
-    minor).
-    """
+    """An independent index: a root, united with another, or split in (major, minor)."""
 
     __slots__ = ("parent", "parts", "size")
 
@@ -82,17 +80,13 @@ def all_leaves(indexing: IndexingMap) -> list[IterDim]:
 
 
 def distinct(indexing: IndexingMap) -> bool:
-    """False when two dims walk the same iter dim, which would mean that independent indices were
-    merged.
-    """
+    """False when two dims walk the same iter dim: independent indices would be merged."""
     iter_dims = all_leaves(indexing)
     return len(set(iter_dims)) == len(iter_dims)
 
 
 def unify(a: IndexExpr, b: IndexExpr) -> bool:
-    """Make two expressions of equal total size walk the same indices; False when sizes do not
-    divide.
-    """
+    """Make expressions of equal size walk the same indices; False when sizes do not divide."""
     if a == b:
         return True
     left, right = leaves(a), leaves(b)
@@ -133,9 +127,7 @@ def unify_all(a: IndexingMap, b: IndexingMap) -> bool:
 
 
 def regroup(indexing: IndexingMap, shape: Sequence[int]) -> IndexingMap | None:
-    """The map of a row-major reshape to `shape`, splitting iter dims as needed; None when sizes do
-    not divide.
-    """
+    """The map of a row-major reshape, splitting iter dims; None when sizes do not divide."""
     made = fresh(shape)
     if not unify(tuple(chain.from_iterable(made)), tuple(chain.from_iterable(indexing))):
         return None

@@ -65,9 +65,7 @@ def _fills_a_run(update: Op, value: Value, users: Users, graph: Graph) -> bool:
 
 
 def is_run(part: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether a part lies in one run: what is in front of the last dim that is cut has one
-    element.
-    """
+    """Whether a part lies in one run: one element in front of the last dim that is cut."""
     cut = [d for d, (size, length) in enumerate(zip(part, whole, strict=True)) if size < length]
     return not cut or all(size == 1 for size in part[: cut[-1]])
 

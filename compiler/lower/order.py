@@ -36,9 +36,7 @@ class Order:
         self._last_cross_stage: int | None = None
 
     def before(self, task: Task) -> set[int]:
-        """Numbers of the tasks that must run, or for a collective over stages start, before
-        `task`.
-        """
+        """Tasks that must run, or for a collective over stages start, before `task`."""
         found = self.finished(task)
         if task.number in self._queued:
             found.add(self._queued[task.number])
@@ -60,9 +58,7 @@ class Order:
         return reached(after[task.number], after.__getitem__)
 
     def sorted(self) -> list[int]:
-        """All task numbers in an order that respects every dependency, lowest number first among
-        the ready.
-        """
+        """All task numbers in an order that respects dependencies, the lowest ready one first."""
         tasks = self.body.tasks
         found = topological({t.number: self.before(t) for t in tasks}, lambda number: number)
         assert len(found) == len(tasks), "tasks wait for each other"

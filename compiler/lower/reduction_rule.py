@@ -216,11 +216,7 @@ class _Memory:
     long: IterDim | None = None
 
     def __init__(
-        self,
-        body: Body,
-        spans: Sequence[Spans],
-        roles: dict[Value, str],
-        rows: IterDim,
+        self, body: Body, spans: Sequence[Spans], roles: dict[Value, str], rows: IterDim
     ) -> None:
         self.body, self.spans, self.roles, self.rows = body, spans, roles, rows
         walking = [s.all if roles[s.task.result] == SUM else s.result for s in spans]

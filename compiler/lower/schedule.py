@@ -27,9 +27,7 @@ Tasks = Mapping[int, Sequence[Task]]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A step of the function: run kernel `kernel`, or wait for the collective that is kernel
-    `kernel`.
-    """
+    """A step of the function: run `kernel`, or wait for the collective that it is."""
 
     kernel: int
     wait: bool = False

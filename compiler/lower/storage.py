@@ -117,9 +117,7 @@ class Storage:
         return Place(place.tensor, layout, bounds)
 
     def dense_copy_of(self, value: Value) -> NeedsCopyError | NeedsScratchError:
-        """The request for a dense form of `value`: a copy, or an output that is not permuted at
-        its source.
-        """
+        """The request for a dense `value`: a copy, or an output not permuted at its source."""
         root = self.body.root(self.body.base(value))
         place = self.home(root)
         output = self.output_of(place.tensor)

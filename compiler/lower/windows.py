@@ -119,9 +119,7 @@ def _joined(b: Site, first: Value, second: Value, dim: int, distance: int, combi
 
 
 def _select_and_scatter(b: Site, op: Op) -> Value:
-    """The position every window selects, then per element the sources of the windows that selected
-    it.
-    """
+    """The position every window selects, then per element the sources that selected it."""
     a, (value, source) = op.attrs, op.operands
     dims = _moved(a) or [0]
     chosen = _chosen(b, value, a, dims, source.type.shape)
@@ -155,11 +153,7 @@ def _chosen(
 
 
 def _position(
-    b: Site,
-    shape: Sequence[int],
-    inner: Sequence[int],
-    sizes: Sequence[int],
-    reverse: bool = False,
+    b: Site, shape: Sequence[int], inner: Sequence[int], sizes: Sequence[int], reverse: bool = False
 ) -> Value:
     """Row-major number of an element in its window; `reverse` counts every dim from its end."""
     total, step = b.full(shape, 0, DType.I32), 1

@@ -19,13 +19,7 @@ from shardwright.compiler.lower.latency import makespan_ps
 from shardwright.compiler.lower.schedule import Orders, Slot
 from shardwright.compiler.lower.space import index_space
 from shardwright.compiler.lower.storage import Place, Storage
-from shardwright.compiler.lower.task import (
-    COLLECTIVE,
-    ORDINAL_FILE,
-    REGISTER,
-    NeedsCopyError,
-    Task,
-)
+from shardwright.compiler.lower.task import COLLECTIVE, ORDINAL_FILE, REGISTER, NeedsCopyError, Task
 from shardwright.compiler.schedule import hbm
 
 
@@ -245,9 +239,7 @@ def _lifetimes(lowered: Lowered) -> tuple[list[int], list[hbm.Lifetime]]:
 
 
 def tensor_spans(kernels: Sequence[KernelProgram]) -> dict[int, tuple[int, int]]:
-    """First and last kernel that touches each tensor; a collective touches its tensors until it is
-    awaited.
-    """
+    """First and last kernel that touches each tensor, collectives until they are awaited."""
     spans: dict[int, tuple[int, int]] = {}
     flying: dict[int, list[int]] = {}
     for at, kernel in enumerate(kernels):

@@ -27,9 +27,7 @@ _PERIODS = (1, 2, 4)
 
 
 class Timed(NamedTuple):
-    """An instruction with its costs, on queue `QUEUE[engine]`. `recorded`: its busy interval is
-    kept.
-    """
+    """An instruction with its costs, on queue `QUEUE[engine]`, `recorded`: with its interval."""
 
     queue: int
     interval_ps: int

@@ -16,14 +16,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.compiler.codegen import fusion
 from shardwright.compiler.codegen.builder import NO_DIM
 from shardwright.compiler.codegen.contract_plan import is_natural
-from shardwright.compiler.codegen.domain import (
-    CODELESS,
-    Domain,
-    IterDims,
-    Numbers,
-    OfRoots,
-    Value,
-)
+from shardwright.compiler.codegen.domain import CODELESS, Domain, IterDims, Numbers, OfRoots, Value
 from shardwright.compiler.codegen.planning import Room
 from shardwright.compiler.codegen.rows.algebra import defer_scaling, wide_products
 from shardwright.compiler.codegen.rows.engines import Banks, EngineAssignment, Work

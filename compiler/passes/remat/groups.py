@@ -110,9 +110,7 @@ class Readers:
         return found
 
     def groups(self, value: Value) -> list[list[Op]]:
-        """Readers of `value` in the order of their places, split where they are far from one
-        another.
-        """
+        """Readers of `value` in order of place, split where they are far from one another."""
         found: list[list[Op]] = []
         reads = 0  # of the last group
         for op in sorted(self.users.get(value, ()), key=self._place.__getitem__):
@@ -126,9 +124,7 @@ class Readers:
 
 
 def lasting(graph: Graph) -> set[Value]:
-    """Values that reach an output through cheap ops alone: something of their size is stored
-    anyway.
-    """
+    """Values that reach an output by cheap ops alone: something of their size is stored."""
     found = set(graph.outputs)
     for op in reversed(graph.ops):
         if not (is_cheap(op) or op.name in UPDATES):

@@ -172,9 +172,7 @@ class Recipes:
         return shrinks(value, x) and not self._is_of_short_rows(value, x)
 
     def _is_of_short_rows(self, value: Value, x: Value) -> bool:
-        """Whether `x` is a figure of short rows as large as `value`, or follows from such figures
-        alone.
-        """
+        """Whether `x` is a figure of short rows as large as `value`, or follows from such alone."""
         op = self.producers.get(x)
         if op is None or not shrinks(value, x):
             return False
