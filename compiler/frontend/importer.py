@@ -67,7 +67,7 @@ class Importer:
         self.attributes: dict[Any, Any] = {}
         self.scalars: dict[
             Value, Op
-        ] = {}  # producers of scalars and splats, for trip counts and identities
+        ] = {}  # producers of single elements and splats, for trip counts and identities
         self.generators = 0  # `rng` ops met so far: the key of the next one
         self.words: dict[Value, Value] = {}  # 64-bit values -> their 32-bit words, low first
         self.functions = functions_of(module)
@@ -112,12 +112,12 @@ class Importer:
         return type
 
     def append(self, scope: Scope, op: Op) -> None:
-        """Add `op` to `scope`; remember producers of scalars and splats."""
+        """Add `op` to `scope`; remember producers of single elements and splats."""
         scope.ops.append(op)
         if op.name == "constant":
             if op.attrs.is_splat:
                 self.scalars[op.results[0]] = op
-        elif len(op.results) == 1 and not op.results[0].type.shape:
+        elif len(op.results) == 1 and op.results[0].type.num_elements == 1:
             self.scalars[op.results[0]] = op
 
     def lookup(self, scope: Scope, value: Any) -> Value:
