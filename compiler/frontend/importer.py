@@ -185,6 +185,9 @@ class Importer:
         """Enter the results, after checking that our type rules agree with the module's types."""
         env = scope.env
         for result, value in zip(op.results, values, strict=True):
+            if _is_sized_after_all(result.type, value.type):
+                env[result] = value
+                continue
             type = self.type_of(result.type)
             if value.type is not type and value.type != type:
                 refuse("NCC_EVRF064", f"{op.name} requires a result of {value.type}, got {type}")
@@ -293,6 +296,18 @@ _ORDERED = (
     "a token orders callbacks into Python and infeeds: leave ordered=True out of jax.debug.print,"
     " and it is left out of the step"
 )
+
+
+def _is_sized_after_all(mlir_type: Any, type: TensorType) -> bool:
+    """Whether `type` is a case of one with bounded dims (`set_dimension_size` of a constant)."""
+    if getattr(mlir_type, "has_static_shape", True) or not mlir_type.has_rank:
+        return False
+    dims = zip(type.shape, range(mlir_type.rank), strict=False)
+    return (
+        len(type.shape) == mlir_type.rank
+        and str(mlir_type.element_type) == type.dtype.value
+        and all(mlir_type.is_dynamic_dim(d) or mlir_type.get_dim_size(d) == n for n, d in dims)
+    )
 
 
 def _convert_type(mlir_type: Any) -> TensorType:
