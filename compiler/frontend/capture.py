@@ -16,6 +16,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, UsageError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend import manual_regions
 from shardwright.compiler.frontend.callbacks import dropped_callbacks
 from shardwright.compiler.frontend.context import legalize_chlo, serialize_portable
 from shardwright.compiler.frontend.locations import LocationReader
@@ -106,13 +107,14 @@ def artifact_of(traced: Any) -> bytes:
 
 
 def _lowered(traced: Any) -> Any:
-    """The module of a traced function. For the CPU jax drops in which memory a value is; here it
-    stays, as for other platforms.
+    """The module of a traced function, `shard_map` as code of whole values. For the CPU jax drops
+    in which memory a value is; here it stays, as for other platforms.
     """
     from jax._src.dispatch import device_put_p
     from jax.interpreters import mlir
 
-    kept = mlir.LoweringParameters(override_lowering_rules=((device_put_p, _placed),))
+    rules = ((device_put_p, _placed), *manual_regions.lowering_rules())
+    kept = mlir.LoweringParameters(override_lowering_rules=rules)
     lowered = traced.lower(lowering_platforms=("cpu",), _private_parameters=kept)
     return lowered.compiler_ir("stablehlo")
 
