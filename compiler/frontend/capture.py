@@ -20,7 +20,7 @@ from shardwright.compiler.frontend import manual_regions
 from shardwright.compiler.frontend.callbacks import dropped_callbacks
 from shardwright.compiler.frontend.context import legalize_chlo, serialize_portable
 from shardwright.compiler.frontend.locations import LocationReader
-from shardwright.compiler.frontend.programs import check_kernels, used_arguments
+from shardwright.compiler.frontend.programs import check_kernels, manual_parts, used_arguments
 from shardwright.compiler.frontend.roles import check_parameters, role_of
 from shardwright.compiler.frontend.state import array_step, named_leaves, state_tree
 from shardwright.compiler.frontend.task import TrainTask
@@ -89,7 +89,8 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     with _users_line("step", base_dir):  # parts of which jax may refuse to lower
         module = _lowered(traced)
     with module.context:
-        findings = dropped_callbacks(module, LocationReader(base_dir))
+        dropped = dropped_callbacks(module, LocationReader(base_dir))
+    findings = (*dropped, *manual_parts(traced.jaxpr, base_dir))
     inputs, outputs = (*state, *samples), (*state, *measured)
     artifact = _portable(module)
     return Captured(artifact, inputs, outputs, aliases, batch_size, task.name, findings)

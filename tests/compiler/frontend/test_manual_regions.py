@@ -136,6 +136,12 @@ def test_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_parts_per_rank_are_said() -> None:
+    (warning,) = capture(make_task("ring_attention"), 8).findings
+    assert (warning.code, warning.severity) == ("SW_SHARD_MAP", "warning")
+    assert warning.loc is not None and warning.loc.file.endswith("manual_steps.py")
+
+
 def test_operations_keep_the_users_lines() -> None:
     graph = import_module(capture(make_task("ring_attention"), 8).artifact)
     lines = {op.loc.file for op in graph.walk() if op.name == "dot_general"}
