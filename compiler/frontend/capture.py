@@ -20,7 +20,12 @@ from shardwright.compiler.frontend import manual_regions
 from shardwright.compiler.frontend.callbacks import dropped_callbacks
 from shardwright.compiler.frontend.context import legalize_chlo, serialize_portable
 from shardwright.compiler.frontend.locations import LocationReader
-from shardwright.compiler.frontend.programs import check_kernels, manual_parts, used_arguments
+from shardwright.compiler.frontend.programs import (
+    check_groups,
+    check_kernels,
+    manual_parts,
+    used_arguments,
+)
 from shardwright.compiler.frontend.roles import check_parameters, role_of
 from shardwright.compiler.frontend.state import array_step, named_leaves, state_tree
 from shardwright.compiler.frontend.task import TrainTask
@@ -86,6 +91,7 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     state = [replace(info, role=role) for info, role in zip(before, roles, strict=True)]
     aliases = tuple((n, n) for n in range(len(state)))
     check_kernels(traced.jaxpr, base_dir)
+    check_groups(traced.jaxpr, base_dir)
     with _users_line("step", base_dir):  # parts of which jax may refuse to lower
         module = _lowered(traced)
     with module.context:

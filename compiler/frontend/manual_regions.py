@@ -105,6 +105,8 @@ def _applied(eqn: Any, mesh: Any, inputs: list[Any]) -> Sequence[Any]:
         inner = params[_INLINED[name]]
         closed = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
         return _evaluated(closed.jaxpr, closed.consts, mesh, *inputs)
+    if name == "shard_map":
+        return whole_values(*inputs, **(params | {"mesh": mesh}))
     if name == "psum_invariant":
         return [parallel.psum(x, params["axes"]) for x in inputs]
     if name == "all_gather_invariant":

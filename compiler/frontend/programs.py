@@ -40,6 +40,20 @@ def check_kernels(program: Any, base_dir: str | None = None) -> None:
             )
 
 
+def check_groups(program: Any, base_dir: str | None = None) -> None:
+    """Refuse collectives over parts of an axis. Raises: ImportRuleError at the user's line."""
+    for equation, *calls in _equations(program.jaxpr, set()):
+        groups = equation.params.get("axis_index_groups")
+        if groups is not None:
+            raise ImportRuleError(
+                "NCC_EVRF001",
+                f"{equation.primitive.name} requires whole axes of a mesh, got axis_index_groups"
+                f" {groups}",
+                _place((equation, *calls), base_dir),
+                "give the mesh two axes in place of this one, and name the one that a group is",
+            )
+
+
 def manual_parts(program: Any, base_dir: str | None = None) -> tuple[Diagnostic, ...]:
     """The warning about parts that are written per rank and computed as code of whole values."""
     places = [

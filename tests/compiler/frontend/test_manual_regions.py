@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from shardwright.compiler.diagnostics import ImportRuleError
 from shardwright.compiler.frontend.capture import artifact_of, capture
 from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
+from shardwright.compiler.frontend.programs import check_groups
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.reference import evaluate
 from tests.models import manual_steps
@@ -134,6 +135,35 @@ def test_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = jax.tree.leaves(jax.jit(task.step)(*state, batch))
     for one, other in zip(have, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_region_in_a_region() -> None:
+    over = P(None, "m")
+
+    def nested(mesh: Any) -> Callable[..., Any]:
+        def rows(x: jax.Array) -> jax.Array:
+            return lax.psum(inside(x) * (1 + lax.axis_index("d")), "d")
+
+        given = {"in_specs": over, "out_specs": over, "axis_names": {"m"}}
+        inside = jax.shard_map(lambda y: jnp.sin(y) * lax.axis_index("m"), **given)
+        fn = jax.shard_map(rows, mesh=mesh, in_specs=P("d"), out_specs=P(), axis_names={"d"})
+        return lambda x: fn(x) ** 2
+
+    check(nested(AbstractMesh(tuple(AXES.values()), tuple(AXES))), nested(devices(AXES)))
+
+
+def test_groups_within_an_axis_are_refused_at_their_line() -> None:
+    def paired(x: jax.Array) -> jax.Array:
+        return lax.psum(x, "d", axis_index_groups=[[0, 1], [2, 3]])
+
+    fn = jax.shard_map(
+        paired, mesh=AbstractMesh((4,), ("d",)), in_specs=P("d"), out_specs=P("d"), check_vma=False
+    )
+    with pytest.raises(ImportRuleError, match="requires whole axes") as caught:
+        check_groups(jax.jit(fn).trace(X).jaxpr)
+    found = caught.value.diagnostic
+    assert found.code == "NCC_EVRF001" and "two axes" in found.hint
+    assert found.loc is not None and found.loc.file.endswith("test_manual_regions.py")
 
 
 def test_parts_per_rank_are_said() -> None:
