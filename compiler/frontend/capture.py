@@ -16,10 +16,16 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, UsageError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend import manual_regions
 from shardwright.compiler.frontend.callbacks import dropped_callbacks
 from shardwright.compiler.frontend.context import legalize_chlo, serialize_portable
 from shardwright.compiler.frontend.locations import LocationReader
-from shardwright.compiler.frontend.programs import check_kernels, used_arguments
+from shardwright.compiler.frontend.programs import (
+    check_groups,
+    check_kernels,
+    manual_parts,
+    used_arguments,
+)
 from shardwright.compiler.frontend.roles import check_parameters, role_of
 from shardwright.compiler.frontend.state import array_step, named_leaves, state_tree
 from shardwright.compiler.frontend.task import TrainTask
@@ -85,10 +91,12 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     state = [replace(info, role=role) for info, role in zip(before, roles, strict=True)]
     aliases = tuple((n, n) for n in range(len(state)))
     check_kernels(traced.jaxpr, base_dir)
+    check_groups(traced.jaxpr, base_dir)
     with _users_line("step", base_dir):  # parts of which jax may refuse to lower
         module = _lowered(traced)
     with module.context:
-        findings = dropped_callbacks(module, LocationReader(base_dir))
+        dropped = dropped_callbacks(module, LocationReader(base_dir))
+    findings = (*dropped, *manual_parts(traced.jaxpr, base_dir))
     inputs, outputs = (*state, *samples), (*state, *measured)
     artifact = _portable(module)
     return Captured(artifact, inputs, outputs, aliases, batch_size, task.name, findings)
@@ -106,13 +114,14 @@ def artifact_of(traced: Any) -> bytes:
 
 
 def _lowered(traced: Any) -> Any:
-    """The module of a traced function. For the CPU jax drops in which memory a value is; here it
-    stays, as for other platforms.
+    """The module of a traced function, `shard_map` as code of whole values. For the CPU jax drops
+    in which memory a value is; here it stays, as for other platforms.
     """
     from jax._src.dispatch import device_put_p
     from jax.interpreters import mlir
 
-    kept = mlir.LoweringParameters(override_lowering_rules=((device_put_p, _placed),))
+    rules = ((device_put_p, _placed), *manual_regions.lowering_rules())
+    kept = mlir.LoweringParameters(override_lowering_rules=rules)
     lowered = traced.lower(lowering_platforms=("cpu",), _private_parameters=kept)
     return lowered.compiler_ir("stablehlo")
 

@@ -67,7 +67,7 @@ class Importer:
         self.attributes: dict[Any, Any] = {}
         self.scalars: dict[
             Value, Op
-        ] = {}  # producers of scalars and splats, for trip counts and identities
+        ] = {}  # producers of single elements and splats, for trip counts and identities
         self.generators = 0  # `rng` ops met so far: the key of the next one
         self.words: dict[Value, Value] = {}  # 64-bit values -> their 32-bit words, low first
         self.functions = functions_of(module)
@@ -112,12 +112,12 @@ class Importer:
         return type
 
     def append(self, scope: Scope, op: Op) -> None:
-        """Add `op` to `scope`; remember producers of scalars and splats."""
+        """Add `op` to `scope`; remember producers of single elements and splats."""
         scope.ops.append(op)
         if op.name == "constant":
             if op.attrs.is_splat:
                 self.scalars[op.results[0]] = op
-        elif len(op.results) == 1 and not op.results[0].type.shape:
+        elif len(op.results) == 1 and op.results[0].type.num_elements == 1:
             self.scalars[op.results[0]] = op
 
     def lookup(self, scope: Scope, value: Any) -> Value:
@@ -185,6 +185,9 @@ class Importer:
         """Enter the results, after checking that our type rules agree with the module's types."""
         env = scope.env
         for result, value in zip(op.results, values, strict=True):
+            if _is_sized_after_all(result.type, value.type):
+                env[result] = value
+                continue
             type = self.type_of(result.type)
             if value.type is not type and value.type != type:
                 refuse("NCC_EVRF064", f"{op.name} requires a result of {value.type}, got {type}")
@@ -293,6 +296,18 @@ _ORDERED = (
     "a token orders callbacks into Python and infeeds: leave ordered=True out of jax.debug.print,"
     " and it is left out of the step"
 )
+
+
+def _is_sized_after_all(mlir_type: Any, type: TensorType) -> bool:
+    """Whether `type` is a case of one with bounded dims (`set_dimension_size` of a constant)."""
+    if getattr(mlir_type, "has_static_shape", True) or not mlir_type.has_rank:
+        return False
+    dims = zip(type.shape, range(mlir_type.rank), strict=False)
+    return (
+        len(type.shape) == mlir_type.rank
+        and str(mlir_type.element_type) == type.dtype.value
+        and all(mlir_type.is_dynamic_dim(d) or mlir_type.get_dim_size(d) == n for n, d in dims)
+    )
 
 
 def _convert_type(mlir_type: Any) -> TensorType:

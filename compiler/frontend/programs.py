@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardwright.compiler.diagnostics import ImportRuleError, Loc
+from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import LocationReader
 
 
@@ -38,6 +38,43 @@ def check_kernels(program: Any, base_dir: str | None = None) -> None:
                 "call its jax.numpy form (attention: implementation='xla'), or give pallas_call"
                 " interpret=True, which is slower code of ordinary operators",
             )
+
+
+def check_groups(program: Any, base_dir: str | None = None) -> None:
+    """Refuse collectives over parts of an axis. Raises: ImportRuleError at the user's line."""
+    for equation, *calls in _equations(program.jaxpr, set()):
+        groups = equation.params.get("axis_index_groups")
+        if groups is not None:
+            raise ImportRuleError(
+                "NCC_EVRF001",
+                f"{equation.primitive.name} requires whole axes of a mesh, got axis_index_groups"
+                f" {groups}",
+                _place((equation, *calls), base_dir),
+                "give the mesh two axes in place of this one, and name the one that a group is",
+            )
+
+
+def manual_parts(program: Any, base_dir: str | None = None) -> tuple[Diagnostic, ...]:
+    """The warning about parts that are written per rank and computed as code of whole values."""
+    places = [
+        _place(equations, base_dir)
+        for equations in _equations(program.jaxpr, set())
+        if equations[0].primitive.name == "shard_map"
+    ]
+    if not places:
+        return ()
+    lines = {str(place) for place in places}
+    count = "1 part" if len(lines) == 1 else f"{len(lines)} parts"
+    return (
+        Diagnostic(
+            "SW_SHARD_MAP",
+            f"{count} written per rank (shard_map) computed as what every rank computes, side by"
+            " side; the collectives are those the partitioner finds",
+            places[0],
+            "--explain collective shows them; strategy manual shards by the axes of the shard_map",
+            "warning",
+        ),
+    )
 
 
 def _place(equations: Sequence[Any], base_dir: str | None) -> Loc:

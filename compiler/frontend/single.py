@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardwright.compiler.frontend.callbacks import erase_callbacks
+from shardwright.compiler.frontend.manual_regions import lowering_rules
 from shardwright.compiler.frontend.mlir import all_ops
 
 
@@ -21,11 +22,14 @@ def single_device(jitted: Any, device: Any) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         import jax
+        from jax.interpreters import mlir
 
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(args))
         if shapes not in programs:
             traced = jitted.trace(*args)
-            module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+            rules = mlir.LoweringParameters(override_lowering_rules=lowering_rules())
+            lowered = traced.lower(lowering_platforms=("cpu",), _private_parameters=rules)
+            module = lowered.compiler_ir("stablehlo")
             programs[shapes] = _without_shardings(module, traced, device) or jitted
         with jax.default_device(device):
             return programs[shapes](*args)

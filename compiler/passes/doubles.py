@@ -18,7 +18,7 @@ _ADVICE = (
 
 def check_doubles(graph: Graph) -> Graph:
     """The graph as it is. Raises CompileError at the first operation that has or makes a 64-bit
-    float, for an argument at its first reader.
+    float, for an argument at its first reader; for one that is only returned, without a line.
     """
     for op in graph.walk():
         for value in (*op.operands, *op.results):
@@ -29,4 +29,11 @@ def check_doubles(graph: Graph) -> Graph:
                     op.loc,
                     _ADVICE,
                 )
+    for value in graph.outputs:
+        if value.type.dtype is DType.F64:
+            raise CompileError(
+                "NCC_ESPP004",
+                f"results require elements of up to 32 bits, got {value.type}",
+                hint=_ADVICE,
+            )
     return graph

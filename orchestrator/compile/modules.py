@@ -29,7 +29,7 @@ from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.passes.integers import downcasts
-from shardwright.compiler.passes.pipeline import step_passes
+from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
@@ -93,7 +93,7 @@ def _read(
     note("captured", lambda: module_text(module.stablehlo), "mlir")
     _tell_ops(log, "imported", graph)
     with log.stage("passes"):
-        graph = run(step("imported", graph), step_passes(resolved.options))
+        graph = run(step("imported", graph), (*step_passes(resolved.options), DOUBLES))
     _tell_ops(log, "after passes", graph)
     if module.facts.shardings is not None:
         with log.stage("partition"):

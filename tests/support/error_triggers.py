@@ -253,7 +253,7 @@ TRIGGERS: dict[str, Trigger] = {
     "NCC_EVRF016": Trigger(scatter("i1", "or", 5)),
     "NCC_EVRF017": Trigger(window("base_dilations = array<i64: 2>", 14)),
     "NCC_EVRF018": Trigger(window("window_dilations = array<i64: 2>", 6)),
-    "NCC_EVRF019": Trigger(TWO_WINDOWS),
+    "NCC_EVRF019": Trigger(TWO_WINDOWS, "--compiler-version-profile 2.22.12471"),
     "NCC_EVRF022": Trigger(integer("shift_right_arithmetic", "i16")),
     "NCC_EVRF024": Trigger(
         one(

@@ -76,7 +76,7 @@ def reduce_precision(site: Site) -> Values:
     if exponent >= own_exponent and mantissa >= own_mantissa:
         return (operand,)
     if dtype is DType.F64:
-        refuse("NCC_EVRF001", "reduce_precision requires elements up to 32 bits, got f64")
+        refuse("NCC_ESPP004", "reduce_precision requires elements up to 32 bits, got f64")
     make = site.make
     wide = make.convert(operand, DType.F32)
     if (exponent, mantissa) == _FORMATS[DType.BF16]:

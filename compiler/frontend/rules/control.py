@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.registry import Scope, Site, Values, imports
 from shardwright.compiler.frontend.rules.trip_count import (
     Counter,
@@ -17,7 +18,7 @@ from shardwright.compiler.frontend.rules.trip_count import (
 )
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConstantAttrs, LoopAttrs
-from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
 
 
 @imports("func.call")
@@ -39,6 +40,8 @@ def while_(site: Site) -> Values:
     counter = find_counter(parts)
     inits = list(parts.inits)
     inputs, outputs = list(parts.body_inputs), list(parts.body_outputs)
+    if parts.inits[counter.carry].type.rank:
+        counter = _own_counter(site, body, counter, inits, inputs, outputs)
     normal = counter.start == 0 and counter.step == 1
     if not normal:
         _normalise(site, body, counter, inits, inputs, outputs)
@@ -73,6 +76,25 @@ def _convert_regions(site: Site) -> tuple[WhileParts, Scope, int]:
         outer={c.inner: c.outer for c in cond.captures},
     )
     return parts, body, len(site.operands)
+
+
+def _own_counter(
+    site: Site,
+    body: Scope,
+    counter: Counter,
+    inits: list[Value],
+    inputs: list[Value],
+    outputs: list[Value],
+) -> Counter:
+    """A scalar carry that counts beside a counter of one element that is none."""
+    count = Value(tensor_type((), DType.I32))
+    one = make_op("constant", (), ConstantAttrs.full(1, count.type), (), site.loc)
+    following = make_op("add", (count, one.result), None, (), site.loc)
+    body.ops[:0] = [one, following]
+    inits.append(site.make.splat(0, count.type))
+    inputs.append(count)
+    outputs.append(following.result)
+    return Counter(len(inits) - 1, 0, 1, counter.trip)
 
 
 def _normalise(

@@ -19,8 +19,8 @@ _TILES = re.compile(r"devices=\[([\d,]+)\]([^}]*)")
 _SUBGROUPS = re.compile(r"last_tile_dims=\{([^}]*)")
 _REPLICATED = "last_tile_dim_replicate"
 MANUAL_HINT = (
-    "compile what XLA's partitioner makes of the module (the dump after spmd-partitioning), or"
-    " write the step without shard_map"
+    "compile what XLA's partitioner makes of the module (the dump after spmd-partitioning); a JAX"
+    " step with shard_map is taken by plan and run"
 )
 
 
@@ -34,6 +34,18 @@ def annotation(site: Site) -> Values:
     if given != results or (splits(text) and not site.importer.is_partition):
         required = f"{name} requires a value that stays whole"
         refuse("NCC_EVRF001", f"{required}, got {shown}", UNPARTITIONED)
+    return site.operands
+
+
+def manual_border(site: Site) -> Values:
+    """Where a manual region of Shardy begins or ends in HLO; one over a single rank changes none
+    of its values.
+    """
+    given, results = [v.type for v in site.operands], site.result_types()
+    if given != results:
+        shown = f"{', '.join(map(str, given))} -> {', '.join(map(str, results))}"
+        name = call_target(site.op)
+        refuse("NCC_EVRF001", f"{name} requires a value that stays whole, got {shown}", MANUAL_HINT)
     return site.operands
 
 

@@ -3,7 +3,8 @@ elementwise op.
 
 A reduce of several operands whose results do not mix is split. One that keeps the position beside
 the largest or smallest element (argmax, argmin) becomes two reductions around a comparison; others
-are refused.
+that mix operands are refused. A body of one operand that is no reduction of the machine is folded
+(`fold.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.frontend.mlir import direction, producer, results_of
+from shardwright.compiler.frontend.rules.fold import fold_dims
 from shardwright.compiler.frontend.rules.registry import RefusedError, Site, Values, imports, refuse
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.ops.reduce import identity
@@ -30,6 +32,8 @@ def reduce(site: Site) -> Values:
     extreme = _extreme(site) if count == 2 else None
     if extreme is not None:
         return _positions(site, extreme, dims)
+    if count == 1 and known_kinds(site, count) is None:
+        return fold_dims(site, dims)
     kinds = reduction_kinds(site, count)
     return [
         _reduce_one(site, site.operands[i], site.operands[count + i], kinds[i], dims)
@@ -110,6 +114,14 @@ def reduction_kinds(site: Site, count: int) -> list[str]:
     arguments = list(block.arguments)
     rows = zip(results_of(block), arguments[:count], arguments[count:], strict=True)
     return [_kind(site, block, result, {old, new}) for result, old, new in rows]
+
+
+def known_kinds(site: Site, count: int) -> list[str] | None:
+    """As `reduction_kinds`; None where one of the results is no reduction of its operand alone."""
+    try:
+        return reduction_kinds(site, count)
+    except RefusedError:
+        return None
 
 
 def _kind(site: Site, block: Any, result: Any, pair: set[Any]) -> str:

@@ -35,6 +35,7 @@ def checks_for(profile: Profile) -> dict[str, Check]:
     found: dict[str, Check] = {
         "stablehlo.gather": _gather,
         "stablehlo.reduce": lambda site: _reduce(site, profile),
+        "stablehlo.reduce_window": _reduce_window,
     }
     if not profile.has("pow_any_exponent"):
         found["stablehlo.power"] = _power
@@ -128,6 +129,17 @@ def _reduce(site: Site, profile: Profile) -> None:
         _refuse(
             "Reduce requires a constant init value, got a computed one",
             "combine the init value after the reduction",
+        )
+
+
+def _reduce_window(site: Site) -> None:
+    """One operand and its start value (error page NCC_EVRF019)."""
+    if len(site.operands) != 2:
+        refuse(
+            "NCC_EVRF019",
+            f"reduce_window requires one operand and one start value, got {len(site.operands)}"
+            " operands",
+            "reduce every operand on its own, or name no --compiler-version-profile",
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.registry import Site, Values, imports, refuse
+from shardwright.compiler.frontend.rules.trip_count import known_scalar
 from shardwright.compiler.ir.ops import (
     BroadcastInDimAttrs,
     ConcatenateAttrs,
@@ -86,6 +87,22 @@ def broadcast(site: Site) -> Values:
 def copy(site: Site) -> Values:
     """HLO's copy, which XLA's partitioner puts around manual regions: the same value."""
     return site.operands
+
+
+@imports("stablehlo.set_dimension_size")
+def set_dimension_size(site: Site) -> Values:
+    """The first elements along a dim, of a number that is known when compiling."""
+    operand, size = site.operands
+    dim, known = site.int("dimension"), known_scalar(site.importer.scalars, size)
+    most = operand.type.shape[dim]
+    if known is None or not 0 <= known <= most:
+        got = "a computed one" if known is None else known
+        refuse(
+            "NCC_EMOD025",
+            f"set_dimension_size requires a constant size from 0 up to {most}, got {got}",
+            "pad or bucket the inputs, and mask what is beyond the size",
+        )
+    return (operand if known == most else site.make.first(operand, dim, known),)
 
 
 _ATTRIBUTES: dict[str, Callable[[Site], Any]] = {

@@ -1,8 +1,9 @@
 """Trip counts: a StableHLO `while` whose counter, bound and step are known becomes a counted
 `loop`.
 
-The condition must compare a counter carry with a constant (in any direction, either side); the body
-must add a constant to it. Constants are found through arithmetic, conversions, pass-through carries
+The condition must compare a counter carry with a constant (in any direction, either side, also
+behind reshapes, conversions, `not`, and `and` with what is always true); the body must add a
+constant to it. Constants are found through arithmetic, conversions, pass-through carries
 and captured values.
 """
 
@@ -14,12 +15,15 @@ from types import MappingProxyType
 
 import numpy as np
 
+from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.rules.registry import RefusedError, Values, refuse
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.walks import answered
 
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "EQ": "EQ", "NE": "NE"}
+_NEGATED = {"LT": "GE", "GE": "LT", "LE": "GT", "GT": "LE", "EQ": "NE", "NE": "EQ"}
+_VIEWS = ("reshape", "broadcast_in_dim")
 _HINT = (
     "write the loop as lax.scan or lax.fori_loop with Python integers as bounds; a data-dependent "
     "lax.while_loop has no static schedule"
@@ -71,22 +75,76 @@ def _link_constant_carries(parts: WhileParts) -> None:
 
 def _condition(parts: WhileParts) -> tuple[str, int, Value]:
     """(direction, counter carry, bound) with the counter on the left."""
-    compare = parts.scalars.get(parts.cond_output)
-    if compare is None or compare.name != "compare":
-        raise _refused(
-            "a condition that compares", compare.name if compare is not None else "a carry"
-        )
-    lhs, rhs = compare.operands
+    compare, negated = _comparison(parts)
+    given = _NEGATED[compare.attrs.direction] if negated else compare.attrs.direction
+    lhs, rhs = (_plain(parts, value) for value in compare.operands)
     carries = {value: k for k, value in enumerate(parts.cond_inputs)}
-    for counter, bound, direction in (
-        (lhs, rhs, compare.attrs.direction),
-        (rhs, lhs, _FLIPPED[compare.attrs.direction]),
-    ):
+    for counter, bound, direction in ((lhs, rhs, given), (rhs, lhs, _FLIPPED[given])):
         if counter in carries and counter not in parts.outer:
             return direction, carries[counter], bound
     if lhs in carries or rhs in carries:
         raise _refused("a counter that the body changes")
     raise _refused("a condition on a counter carry")
+
+
+def _comparison(parts: WhileParts) -> tuple[Op, bool]:
+    """The comparison behind the condition, and whether the loop runs while it is false."""
+    value, negated = parts.cond_output, False
+    while True:
+        value = _plain(parts, value)
+        op = parts.scalars.get(value)
+        inside = None if op is None else _inside(parts, op)
+        if inside is None:
+            break
+        value, turned = inside
+        negated ^= turned
+    if op is None or op.name != "compare":
+        raise _refused("a condition that compares", op.name if op is not None else "a carry")
+    return op, negated
+
+
+def _inside(parts: WhileParts, op: Op) -> tuple[Value, bool] | None:
+    """(the truth value that `op` passes on, whether it turns it around), if it does that."""
+    if op.name == "not":
+        return op.operands[0], True
+    if op.name == "convert":  # to a number, of what a comparison with 0 then reads
+        return (op.operands[0], False) if op.operands[0].type.dtype is DType.PRED else None
+    if op.name not in ("and", "or", "xor", "compare"):
+        return None
+    for kept, other in (op.operands, op.operands[::-1]):
+        known = known_scalar(parts.scalars, other, parts.outer)
+        if op.name == "compare":
+            made = parts.scalars.get(_plain(parts, kept))
+            is_truth = made is not None and (
+                made.result.type.dtype is DType.PRED or _is_number_of_truth(made)
+            )
+            if is_truth and known in (0, 1) and op.attrs.direction in ("EQ", "NE"):
+                return kept, (op.attrs.direction == "EQ") == (known == 0)
+        elif known is not None and kept.type.dtype is DType.PRED:
+            if op.name == "xor":
+                return kept, bool(known)
+            if bool(known) == (op.name == "and"):
+                return kept, False
+    return None
+
+
+def _is_number_of_truth(op: Op) -> bool:
+    """Whether `op` makes 0 or 1 of a truth value."""
+    return op.name == "convert" and op.operands[0].type.dtype is DType.PRED
+
+
+def _is_of_one(op: Op) -> bool:
+    """Whether `op` reduces a single element."""
+    return op.name == "reduce" and op.operands[0].type.num_elements == 1
+
+
+def _plain(parts: WhileParts, value: Value) -> Value:
+    """A single element without the reshapes and reductions around it."""
+    op = parts.scalars.get(value)
+    while op is not None and (op.name in _VIEWS or _is_of_one(op)):
+        value = op.operands[0]
+        op = parts.scalars.get(value)
+    return value
 
 
 def _step(parts: WhileParts, carry: int) -> int:
@@ -141,7 +199,9 @@ def known_scalar(
 
 def _follows(op: Op, value: Value) -> bool:
     """Whether a scalar is known where the operands of its op are."""
-    return not value.type.dtype.is_float and (op.name == "reshape" or OPS[op.name].elementwise)
+    if value.type.dtype.is_float:
+        return False
+    return OPS[op.name].elementwise or (op.name in _VIEWS and value.type.num_elements == 1)
 
 
 def _scalar(op: Op, value: Value, known: Sequence[int | None]) -> int | None:

@@ -1,14 +1,16 @@
 """`reduce_window` and `select_and_scatter`: bodies become kinds, start values become identities.
 
 A start value that is not the identity counts once per window, in an op of its own; as in XLA,
-padding takes no part whatever the start value is. Dilated windows are refused as neuronx-cc does.
+padding takes no part whatever the start value is. Other bodies, and those that mix several
+operands, are folded (`fold.py`). Dilated windows are refused as neuronx-cc does.
 """
 
 from __future__ import annotations
 
 from shardwright.compiler.frontend.mlir import direction, producer, results_of
 from shardwright.compiler.frontend.rules.convolution import ints_or_ones, paddings
-from shardwright.compiler.frontend.rules.reduce import body_kind, combine
+from shardwright.compiler.frontend.rules.fold import fold_windows
+from shardwright.compiler.frontend.rules.reduce import body_kind, combine, known_kinds
 from shardwright.compiler.frontend.rules.registry import Site, Values, imports, refuse
 from shardwright.compiler.ir.ops import ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.ops.window import SELECTIONS
@@ -16,15 +18,8 @@ from shardwright.compiler.ir.ops.window import SELECTIONS
 
 @imports("stablehlo.reduce_window")
 def reduce_window(site: Site) -> Values:
-    """One operand and its start value."""
-    if len(site.operands) != 2:
-        refuse(
-            "NCC_EVRF019",
-            f"reduce_window requires one operand and one start value, got {len(site.operands)}"
-            " operands",
-            "reduce every operand on its own",
-        )
-    (operand, init), rank = site.operands, site.operands[0].type.rank
+    """One `reduce_window` per operand, where the body is a reduction of each."""
+    rank, count = site.operands[0].type.rank, len(site.operands) // 2
     for name, code in (("base_dilations", "NCC_EVRF017"), ("window_dilations", "NCC_EVRF018")):
         given = ints_or_ones(site, name, rank)
         if max(given, default=1) > 1:
@@ -33,9 +28,18 @@ def reduce_window(site: Site) -> Values:
                 f"reduce_window requires {name} of 1, got {given}",
                 "pad with interior padding, or take a strided slice, before the window",
             )
-    kind = body_kind(site)
-    attrs = ReduceWindowAttrs(kind, **_windows(site, rank))
-    return [combine(site, kind, site.make.op("reduce_window", operand, attrs=attrs), init)]
+    windows, results = _windows(site, rank), []
+    kinds = known_kinds(site, count)
+    if kinds is None:
+        padding = windows["low"], windows["high"]
+        return fold_windows(site, windows["sizes"], windows["strides"], padding)
+    for kind, operand, init in zip(
+        kinds, site.operands[:count], site.operands[count:], strict=True
+    ):
+        attrs = ReduceWindowAttrs(kind, **windows)
+        result = site.make.op("reduce_window", operand, attrs=attrs)
+        results.append(combine(site, kind, result, init))
+    return results
 
 
 @imports("stablehlo.select_and_scatter")

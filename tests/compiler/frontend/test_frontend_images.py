@@ -249,14 +249,3 @@ def test_refused_windows() -> None:
 
     refuse(window(base_dilation=(1, 2)), "NCC_EVRF017", (5, 6))
     refuse(window(window_dilation=(2, 1)), "NCC_EVRF018", (5, 6))
-
-
-def test_a_window_over_two_operands_is_refused() -> None:
-    def largest(x: jax.Array, y: jax.Array) -> Any:
-        def fold(a: Any, b: Any) -> Any:
-            kept = a[0] >= b[0]
-            return lax.select(kept, a[0], b[0]), lax.select(kept, a[1], b[1])
-
-        return lax.reduce_window((x, y), (-jnp.inf, 0.0), fold, (2, 2), (1, 1), "VALID")
-
-    refuse(largest, "NCC_EVRF019", (5, 6), (5, 6))
