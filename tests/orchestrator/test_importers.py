@@ -344,6 +344,12 @@ def test_an_interleaved_pipeline_of_megatron(tmp_path: Path) -> None:
     assert (strategy.remat, strategy.reduce_dtype) == ("selective", "float32")
 
 
+def test_a_batch_that_is_not_said_is_a_sample_per_rank(tmp_path: Path) -> None:
+    flags = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --global-batch-size 64"
+    job, _ = read("megatron", written(tmp_path, "args.txt", flags))
+    assert (job.strategy.micro_batch, job.strategy.global_batch) == (1, 64)
+
+
 def test_words_of_scripts(tmp_path: Path) -> None:
     script = (
         'A="\\\n  --num-layers 4 \\\n  --lr ${LR:-1e-3} \\\n"\nN=8\n'
@@ -396,6 +402,8 @@ REFUSED = [
      "model.flavor requires one of debugmodel, 8B, 70B, 405B, got 9B"),
     ("torchtitan", {"training": {"seq_len": 1e300}}, 7,
      "training.seq_len requires a whole number from 1 to 2147483647, got 1e+300"),
+    ("torchtitan", {"training": {"local_batch_size": 8, "seq_len": 2000000000}}, 8,
+     "training.seq_len requires 0 to 100000000, got 2000000000"),
     ("torchtitan", {"optimizer": {"name": "Lion"}}, 7,
      "optimizer.name requires one of AdamW, Adam, got Lion"),
     ("torchtitan", {"parallelism": {"tensor_parallel_degree": 2147483647}}, 7,

@@ -101,7 +101,7 @@ class Imported:
         keys = {"strategy.global_batch": samples}
         if "strategy.micro_batch" in said:
             return keys
-        each = strategy["micro_batch"]
+        each = strategy.get("micro_batch", 1)
         found = math.gcd(samples // ways, each)
         if found != each:
             self.later.append(

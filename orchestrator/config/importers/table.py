@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError, did_you_mean
+from shardwright.orchestrator.config.config import KEYS
 from shardwright.orchestrator.config.importers.fields import Field, Fields
 
 Kind = Callable[[Any], Any]
@@ -235,6 +236,9 @@ def _keep(reading: Reading, one: Field, row: Row) -> None:
     assert row.kind
     try:
         value = row.kind(one.value)
+        low, high = _range(row.ours) or (value, value)
+        if not low <= value <= high:
+            raise ValueError(f"{low} to {high}")
     except ValueError as error:
         raise UsageError(
             "SW_IMPORT_FIELD",
@@ -253,6 +257,14 @@ def _keep(reading: Reading, one: Field, row: Row) -> None:
         )
     reading.found[row.ours] = value
     reading.fields[row.ours] = one
+
+
+def _range(ours: str) -> tuple[float, float] | None:
+    """What a key of a job may be, if it is a number with bounds; -1 is a word of a mesh."""
+    found: tuple[float, float] | None = None
+    if ours in KEYS and not ours.startswith("mesh."):
+        found = KEYS[ours].metadata.get("range")
+    return found
 
 
 def _next_step(one: Field) -> str:

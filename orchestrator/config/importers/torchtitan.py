@@ -30,6 +30,7 @@ from shardwright.orchestrator.config.importers.table import (
     whole,
     words,
 )
+from shardwright.sharding.settings import MOST
 
 _LOG = nothing("logs, profiles and files around training")
 _DATA = nothing("which data is read, not how much")
@@ -72,9 +73,9 @@ TABLE: Table = MappingProxyType(
         "model.print_after_conversion": _LOG,
         "hf_assets_path": _DATA,
         "dump_folder": _LOG,
-        "training.local_batch_size": key("local_batch", whole(1), 8),
-        "training.batch_size": key("local_batch", whole(1)),
-        "training.global_batch_size": key("global_batch", whole(-1), -1),
+        "training.local_batch_size": key("local_batch", whole(1, MOST), 8),
+        "training.batch_size": key("local_batch", whole(1, MOST)),
+        "training.global_batch_size": key("global_batch", whole(-1, 100 * MOST), -1),
         "training.seq_len": key("model.seq_len", whole(1), 2048),
         "training.max_norm": key("model.clip", real, 1.0),
         "training.mixed_precision_param": key(
@@ -122,7 +123,7 @@ TABLE: Table = MappingProxyType(
             words({"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved"}),
             "1F1B",
         ),
-        "parallelism.pipeline_parallel_microbatch_size": key("pp_batch", whole(1), 1),
+        "parallelism.pipeline_parallel_microbatch_size": key("pp_batch", whole(1, MOST), 1),
         "parallelism.pipeline_parallel_layers_per_stage": key("stage_layers", whole(1)),
         "parallelism.pipeline_parallel_first_stage_less_layers": instead(
             0, assumes="{name} {value}: stages are balanced by cost instead"
