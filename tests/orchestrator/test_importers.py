@@ -296,6 +296,15 @@ def test_a_config_that_the_file_names_is_read(tmp_path: Path) -> None:
     assert "the model is" not in " ".join(found.section()["assumed"])
 
 
+def test_flags_of_the_compiler_are_its_options(tmp_path: Path) -> None:
+    yaml = "model: {num_layers: 80, rope_theta: 500000.0}\ncompiler_flags: '-O1 --auto-cast=none'\n"
+    job, _ = read("nxdt", written(tmp_path, "job.yaml", yaml))
+    assert (job.compiler.optlevel, job.compiler.auto_cast) == (1, "none")
+    path = written(tmp_path, "job.yaml", yaml.replace("-O1", "--frobnicate"))
+    d = refused("nxdt", path).diagnostic
+    assert (d.code, d.loc.line) == ("SW_IMPORT_FIELD", 2) and "--frobnicate" in d.message
+
+
 def test_old_and_new_names_are_one_field(tmp_path: Path) -> None:
     path = titan(tmp_path, training={"batch_size": 2, "local_batch_size": 4})
     d = refused("torchtitan", path).diagnostic

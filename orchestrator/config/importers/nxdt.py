@@ -262,9 +262,11 @@ def _compiler(reading: Reading) -> dict[str, Any]:
     """The options of the compiler that its flags say. Raises UsageError."""
     flags = reading.get("compiler_flags", "")
     try:
-        return dict(job_tables({ENVIRONMENT: flags}).tables.get("compiler", {}))
+        found = job_tables({ENVIRONMENT: flags})
     except UsageError as error:
         why = error.diagnostic.message
         raise reading.refuse(
             "compiler_flags", "flags of neuronx-cc", f"{flags}: {why}", error.diagnostic.hint
         ) from error
+    reading.assumed += [f"compiler_flags: {notice.message}" for notice in found.notices]
+    return dict(found.tables.get("compiler", {}))
