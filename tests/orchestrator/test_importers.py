@@ -505,6 +505,10 @@ MALFORMED: dict[str, tuple[str, str, str | bytes, int, str]] = {
         1,
         "fields that are known",
     ),
+    "no fields": ("torchtitan", "a.json", "{}", 0, "got none of 0"),
+    "a comment": ("torchtitan", "a.toml", "# nothing", 0, "got none of 0"),
+    "long names": ("nxdt", "a.yaml", "a:\n  " + "b" * 900 + ": 1\n", 2, "got 902: 'a.bbb"),
+    "half a letter": ("torchtitan", "a.json", r'{"\ud800": 1}', 1, r"got 1: '\ud800'"),
     "a list as a name": ("nxdt", "a.yaml", "? [a]\n: 1\n", 1, "names of fields require text"),
 }
 """Project, file, content, line and part of the message."""
@@ -534,6 +538,12 @@ def test_a_hundred_megabytes_are_not_read(project: str, file: str, tmp_path: Pat
     words = [sys.executable, "-c", code, "plan", "--from", project, str(tmp_path / file)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=10)
     assert done.returncode == 2 and "SW_IMPORT" in done.stderr and "at most" in done.stderr
+
+
+def test_a_value_of_any_length_is_told_in_short(tmp_path: Path) -> None:
+    path = titan(tmp_path, model={"name": "llama3", "flavor": "B" * 10**6})
+    d = refused("torchtitan", path).diagnostic
+    assert len(d.message) < 400 and d.message.endswith("BBB...")
 
 
 def test_projects_and_files_that_are_not_there(tmp_path: Path) -> None:

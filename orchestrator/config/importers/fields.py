@@ -23,6 +23,7 @@ MOST_BYTES = {".json": 2**22}
 MOST_OTHER_BYTES = 2**18
 """Our choice: published files have up to 20 kB, resolved ones, which list every layer, 1 MB."""
 MOST_DEPTH = 32  # our choice: published files have five levels
+MOST_NAME = 200  # characters, with those of the tables around it (our choice; published: 80)
 _SHOWN = 60  # characters of a value in a message
 
 
@@ -39,6 +40,7 @@ class Field:
     def shown(self) -> str:
         """The value, short enough for a message."""
         text = self.value if isinstance(self.value, str) else json.dumps(self.value, default=str)
+        text = text if text.isprintable() else ascii(text)
         return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
@@ -48,6 +50,15 @@ Fields = Mapping[str, Field]
 def unreadable(path: Path, line: int, why: str, hint: str = "") -> UsageError:
     """The refusal of a file as a whole."""
     return UsageError("SW_IMPORT", why, Loc(str(path), line), hint)
+
+
+def checked(path: Path, name: str, line: int) -> str:
+    """A name that messages can say. Raises UsageError for one that is too long or no text."""
+    if len(name) > MOST_NAME or not name.isprintable():
+        shown = ascii(name[:_SHOWN])
+        required = f"names of fields require at most {MOST_NAME} characters that can be printed"
+        raise unreadable(path, line, f"{required}, got {len(name)}: {shown}")
+    return name
 
 
 def text_of(path: Path) -> str:
@@ -99,7 +110,7 @@ def _flat(path: Path, data: Any, line: Callable[[str, int], int]) -> Fields:
         raise unreadable(path, 1, f"a file of settings requires tables of fields, got a {kind}")
     found = {}
     for name, value in _leaves(path, data, "", 1):
-        found[name] = Field(name, value, line(name, 0))
+        found[name] = Field(checked(path, name, line(name, 0)), value, line(name, 0))
     return found
 
 
@@ -227,7 +238,7 @@ def _yaml_leaves(path: Path, loader: Any, node: Any, before: str) -> Iterator[Fi
             raise unreadable(path, line, "names of fields require text, got a table or a list")
         if name in seen:
             raise unreadable(path, line, f"a name may be given once, got {name} again")
-        seen.add(name)
+        seen.add(checked(path, name, line))
         if isinstance(value, yaml.MappingNode) and value.value:
             yield from _yaml_leaves(path, loader, value, f"{name}.")
         else:

@@ -11,7 +11,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shardwright.orchestrator.config.importers.fields import Field, Fields, unreadable
+from shardwright.orchestrator.config.importers.fields import (
+    Field,
+    Fields,
+    checked,
+    unreadable,
+)
 
 _ASSIGNED = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)=([^(].*)?")
 _OPENED = re.compile(r"([A-Za-z_]\w*\+?=)?\((?=-|$)|[A-Za-z_]\w*\+?=(?=--)")
@@ -34,7 +39,9 @@ def flag_fields(path: Path, text: str) -> Fields:
         _assign(line, values)
         for name, said in _flags(words):
             value = [_filled(word, values) for word in said]
-            field = Field(name, " ".join(value) if value else True, number, depth > 0)
+            field = Field(
+                checked(path, name, number), " ".join(value) if value else True, number, depth > 0
+            )
             before = found.setdefault(name, field)
             if before.value != field.value and not (before.is_conditional or field.is_conditional):
                 raise unreadable(

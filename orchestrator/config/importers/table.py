@@ -20,6 +20,7 @@ from shardwright.orchestrator.config.importers.fields import Field, Fields
 Kind = Callable[[Any], Any]
 """Reads a value; raises ValueError that says what is required."""
 _NOT_SAID: Any = object()
+MOST_SHOWN = 200  # characters of what was given in a message (our choice)
 LARGEST = 2**31 - 1
 """Of sizes: what indices of the machine reach."""
 
@@ -150,6 +151,7 @@ class Reading:
     def refuse(self, ours: str, required: str, got: str, hint: str) -> UsageError:
         """The refusal of a fact, at the field that gave it."""
         at = self.fields.get(ours)
+        got = got if len(got) <= MOST_SHOWN else f"{got[: MOST_SHOWN - 3]}..."
         name = at.name if at else ours
         return UsageError(
             "SW_IMPORT_FIELD",
@@ -170,12 +172,14 @@ def read(path: Path, fields: Fields, table: Table, project: str) -> Reading:
         else:
             _by_row(reading, one, row)
     if not reading.found:
-        name = next(iter(fields))
+        name = next(iter(fields), "")
+        line = fields[name].line if name else 0
+        example = f", for example {name}" if name else ""
         raise UsageError(
             "SW_IMPORT",
             f"a configuration of {project} requires fields that are known, got none of"
-            f" {len(fields)}, for example {name}",
-            Loc(str(path), fields[name].line),
+            f" {len(fields)}{example}",
+            Loc(str(path), line),
             did_you_mean(name, table, "is the file of another project? See docs/from.md"),
         )
     if branches := [f for f in fields.values() if f.is_conditional and _counts(table, f.name)]:
