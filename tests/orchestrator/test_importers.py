@@ -234,6 +234,7 @@ SENTENCES = [
      " the ramp"),
     ("Megatron GPT-3 175B", "the model is the preset gpt3-175b, which has these sizes, and its"
      " vocabulary, which the file does not say"),
+    ("Megatron GPT-3 175B", "there are the 128 ranks of the mesh, not 8"),
     ("Megatron GPT-3 175B", "fp16 is computed as bfloat16, without a loss scale"),
     ("Megatron GPT-3 175B", "a rank is a core: 4 instances of 32 cores for 128 ranks"
      " (--instances)"),

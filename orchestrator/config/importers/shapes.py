@@ -142,6 +142,8 @@ def cluster_tables(
     `instances` are those that were asked for. Raises UsageError for a mesh that fills none."""
     inner = ranks.pp * ranks.cp * ranks.tp
     wanted = max(ranks.number, ranks.least)
+    if 0 < ranks.number < wanted:
+        reading.assumed.append(f"there are the {wanted} ranks of the mesh, not {ranks.number}")
     count = instances or _instances(reading, wanted, inner, cores)
     sizes: dict[str, Any] = {"pp": ranks.pp, "cp": ranks.cp, "tp": ranks.tp}
     sizes |= {"dp_replicate": ranks.replicate, "dp_shard": ranks.shard}

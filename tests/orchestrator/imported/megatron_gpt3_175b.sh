@@ -1,7 +1,7 @@
 #!/bin/bash
 # GPT-3 of 175B parameters
 GPUS_PER_NODE=8
-NUM_NODES=16
+NUM_NODES=1
 DATA_PATH=$1
 
 LAUNCH=(
