@@ -26,7 +26,13 @@ from shardwright.orchestrator.commands import doctor
 from shardwright.orchestrator.compile.compile_flags import split_verb
 from shardwright.orchestrator.config.arguments import Parser, asked_of, comma_words, lazily
 from shardwright.orchestrator.config.config import output_folder, words_of
-from shardwright.orchestrator.config.job_flags import add_job_flags, add_job_verb, job_config
+from shardwright.orchestrator.config.importers.imported import PROJECTS
+from shardwright.orchestrator.config.job_flags import (
+    add_job_flags,
+    add_job_verb,
+    imported_job,
+    job_config,
+)
 from shardwright.orchestrator.host import collect_rarely
 from shardwright.orchestrator.report import commands as reports
 from shardwright.orchestrator.report import explanations
@@ -131,6 +137,13 @@ def _parser() -> Parser:
     run.set_defaults(verb=_run)
     plan = add_job_verb(verbs, "plan", "does it fit, how fast, where does the time go; no values")
     _answer_flags(plan)
+    plan.add_argument(
+        "--from",
+        dest="source",
+        nargs=2,
+        metavar=("PROJECT", "FILE"),
+        help=f"a training configuration of {', '.join(PROJECTS)} as the job (docs/from.md)",
+    )
     plan.add_argument("--trace", type=Path, help="write a Perfetto trace of the step here")
     plan.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page here")
     plan.set_defaults(verb=_plan)
@@ -335,12 +348,14 @@ def _plan(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.whatif import advised
 
     explanations.check(args.explain)
-    asked = job_config(args)
+    asked, found = imported_job(args)
     folder = outputs.prepare(output_folder(asked)) if getattr(args, "output.dir") else None
     with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
         report = advised.with_tries(asked, args.trace, progress, args.dump_dir)
     waited_s = round(time.perf_counter() - args.began, 3)
     report["provenance"] |= {"again": args.again, "answered_s": waited_s}
+    if found:
+        report["imported"] = found.section()
     if folder:
         from shardwright.orchestrator.report.page.page import write_report
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ def read_text(path: Path, named_by_user: bool = False) -> str:
     return data.decode("utf-8-sig")
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Raises ValueError."""
+def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """`parse_constant` gets NaN and the infinities. Raises ValueError."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=parse_constant)
     except RecursionError:
         raise ValueError("lists or objects lie too deep in each other") from None
 

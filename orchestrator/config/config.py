@@ -51,7 +51,8 @@ class ModelConfig:
     """Name of a published architecture (`llama2-70b`)."""
 
     config: str = ""
-    """Path of a Hugging Face style `config.json`, relative to the job file."""
+    """Path of a Hugging Face style `config.json`, relative to the job file, or what one holds,
+    `{...}`."""
 
     entry: str = ""
     """`module:function` returning a TrainTask; the module is looked up beside the job file

@@ -15,9 +15,11 @@ from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.orchestrator.compile import cc_flags
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.arguments import with_values
-from shardwright.orchestrator.config.model import MODELS
+from shardwright.orchestrator.config.importers.imported import Asked, Imported, imported
+from shardwright.orchestrator.config.model import MODELS, is_text
 from shardwright.orchestrator.models.presets import preset_names
 from shardwright.orchestrator.terminal.terminal import say
+from shardwright.orchestrator.validation.recipes import Tables
 
 File = TypeVar("File", bound=Path | None)
 
@@ -125,18 +127,55 @@ def job_config(args: argparse.Namespace, changes: config.Keys | None = None) -> 
     return job_configs(args, [args.job], changes=changes)[args.job]
 
 
+def imported_job(args: argparse.Namespace) -> tuple[config.JobConfig, Imported | None]:
+    """The job that the arguments describe, with `--from` below all else they say, and what was read
+    from there. Raises UsageError for a job file beside it, and as `imported`."""
+    if args.source is None:
+        return job_config(args), None
+    if args.job:
+        raise UsageError(
+            "SW_USAGE",
+            f"plan requires a job file or --from, got {args.job} and --from {args.source[1]}",
+            hint="leave one out; what the imported job does not say is --set table.key=value",
+        )
+    from shardwright.orchestrator.config.layout import layout_of, machine_of  # which load NumPy
+    from shardwright.sharding.partition.mesh import DATA_AXES
+
+    bare = config.load(None, _overrides(args), _given(args))
+
+    def cores_of(target: str) -> int:
+        is_said = "cluster.target" in bare.given
+        return machine_of(bare if is_said else bare.but({"cluster.target": target})).cores
+
+    said = "cluster.instances" in bare.given
+    asked = Asked(cores_of=cores_of, instances=bare.cluster.instances if said else 0)
+    found = imported(args.source[0], Path(args.source[1]), asked)
+    job = job_configs(args, [None], below=found.tables)[None]
+    ways = layout_of(job.but(_ANY_BATCH)).mesh.size(DATA_AXES)
+    return job.but(found.with_batch(ways, bare.given)), found
+
+
+_ANY_BATCH = {"strategy.global_batch": 0, "strategy.global_batch_tokens": 0}
+"""That of any mesh."""
+
+
 def job_configs(
     args: argparse.Namespace,
     files: Sequence[File],
     on_cluster: bool = False,
     changes: config.Keys | None = None,
+    below: Tables | None = None,
 ) -> dict[File, config.JobConfig]:
     """The same for every job file; jobs that will run `on_cluster` keep their paths. What the
-    environment has to say is said once, for the jobs without changes."""
+    environment has to say is said once, for the jobs without changes. `below` are tables that
+    only the environment lies below."""
     environment = cc_flags.job_tables(os.environ)
     for notice in environment.notices if changes is None else ():
         say(notice.render(), err=True)
-    given = (_overrides(args), _given(args), environment.tables, changes)
+    tables = {name: dict(keys) for name, keys in environment.tables.items()}
+    for name, keys in (below or {}).items():
+        tables[name] = {**tables.get(name, {}), **keys}
+    given = (_overrides(args), _given(args), tables, changes)
     jobs = {file: config.load(file, *given) for file in files}
     if on_cluster:
         return jobs
@@ -228,7 +267,7 @@ def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
     file of a model is named from `folder`, where the job file lies."""
     given = _given(args)
     for key in ("model.config", "model.hlo"):
-        if given.get(key):
+        if given.get(key) and not is_text(given[key]):
             given[key] = os.path.relpath(given[key], folder)
     if os.path.isabs(entry := given.get("model.entry") or ""):
         given["model.entry"] = os.path.relpath(entry, folder)

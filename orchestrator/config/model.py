@@ -81,14 +81,16 @@ def _ours(job: JobConfig) -> TrainTask:
     path = model_path(job)
     place = path.resolve()  # `config.json` has the name of its folder
     name = (place.parent.name if place.name == "config.json" else place.stem) or "model"
+    name = "model" if is_text(model.config) else name
     try:
-        return train_task(read_config(path), seq_len=model.seq_len, name=name, **_options(job))
+        return train_task(model_config(job), seq_len=model.seq_len, name=name, **_options(job))
     except UsageError as error:
         d = error.diagnostic
         if d.code not in ("SW_MODEL_CONFIG", "SW_SEQ_LEN"):
             raise
         # The values of the file are at fault.
-        raise UsageError(d.code, d.message, Loc(str(path)), d.hint) from error
+        where = d.loc if is_text(model.config) else Loc(str(path))
+        raise UsageError(d.code, d.message, where, d.hint) from error
 
 
 _OF_OUR_STEPS = (
@@ -159,7 +161,7 @@ def compute_type(job: JobConfig) -> str:
         return "bfloat16" if is_short else "float32"
     if not job.model.config:
         return "bfloat16" if job.model.preset else "float32"
-    config = read_config(model_path(job))
+    config = model_config(job)
     return _CONFIG_TYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "float32")
 
 
@@ -172,6 +174,23 @@ def _options(job: JobConfig) -> dict[str, Any]:
         "lr": model.learning_rate,
         "remat": job.strategy.remat,
     }
+
+
+def is_text(config: str) -> bool:
+    """Whether `model.config` is what a `config.json` holds, not where one is."""
+    return config.lstrip().startswith("{")
+
+
+def model_config(job: JobConfig) -> dict[str, Any]:
+    """What the `config.json` of a job holds. Raises UsageError when it cannot be read."""
+    given = job.model.config
+    if not is_text(given):
+        return read_config(model_path(job))
+    try:
+        found: dict[str, Any] = parse_json(given)
+    except ValueError as error:
+        raise UsageError("SW_MODEL", f"model.config: its text is not JSON: {error}") from error
+    return found
 
 
 def model_path(job: JobConfig) -> Path:
@@ -206,8 +225,8 @@ def source_files(job: JobConfig) -> Iterable[Path]:
     the packages around it. What a module imports is known only once it is captured (`reads.py`).
     Raises UsageError for a config that cannot be read."""
     if job.model.config:
-        read_config(model_path(job))  # which says what is wrong with it
-        return [model_path(job)]
+        model_config(job)  # which says what is wrong with it
+        return [] if is_text(job.model.config) else [model_path(job)]
     if job.model.hlo and model_path(job).is_file():  # else the task says what is wrong
         return [model_path(job)]
     return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []

@@ -55,6 +55,10 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
             "every collective: algorithm and why, bytes, exposed time, other algorithms' times",
         ),
         "fusion": Explanation("explain_fusion", "which kernels the compiler made, and why"),
+        "imported": Explanation(
+            "explain_imported",
+            "every field of `--from`: what it is here, or why it is nothing",
+        ),
         "memory": Explanation("memory_report", "what is live when, and what would save"),
         "sensitivity": Explanation(
             "explain_sensitivity", "how far every figure of the machine moves the step"

@@ -103,6 +103,7 @@ def _tool(report: Report) -> Said:
 
 ASKED = (
     Part(sections.job),
+    Part(sections.imported, 1, most=4),
     Part(sections.roles, 1, most=2),
     Part(sections.logical_cores, 2),
     Part(sections.placement, 5),

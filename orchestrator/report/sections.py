@@ -146,6 +146,22 @@ def products_text(report: Report) -> str:
     return text
 
 
+def imported(report: Report) -> Said:
+    """What became of the fields of another project's configuration (`--from`)."""
+    if not (section := report.get("imported")):
+        return
+    name = section["file"].rpartition("/")[2]
+    unknown = [f"{row['field']} (line {row['line']})" for row in section["unknown"]]
+    more = f" and {len(unknown) - MOST_PATHS} more" if len(unknown) > MOST_PATHS else ""
+    told = f": {', '.join(unknown[:MOST_PATHS])}{more}" if unknown else ""
+    text = (
+        f"{section['project']} {name}: {len(section['read'])} fields read,"
+        f" {len(section['without'])} without counterpart, {len(unknown)} unknown{told}"
+    )
+    yield "from", text
+    yield "assumed", "; ".join(section["assumed"])
+
+
 def roles(report: Report) -> Said:
     """What the leaves of a user's own step were taken for."""
     model = report["job"]["model"]

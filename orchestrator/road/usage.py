@@ -14,7 +14,13 @@ from pathlib import Path
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.config import JobConfig, RunConfig
 from shardwright.orchestrator.config.layout import layout_of, machine_of
-from shardwright.orchestrator.config.model import check_named, model_path, read_config
+from shardwright.orchestrator.config.model import (
+    check_named,
+    is_text,
+    model_config,
+    model_path,
+    read_config,
+)
 from shardwright.orchestrator.models.presets import preset_config
 from shardwright.orchestrator.models.text import check_data
 from shardwright.sharding.settings import MANUAL
@@ -37,6 +43,9 @@ def _check_model(job: JobConfig, is_here: bool) -> None:
     model = job.model
     if model.preset:
         preset_config(model.preset)
+    if is_text(model.config):
+        model_config(job)
+        return
     path = model_path(job) if model.config or model.hlo else None
     if path is None or (not is_here and _may_be_there(model.config or model.hlo)):
         return

@@ -19,7 +19,7 @@ from rich.table import Table
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.config.config import JobConfig, check_lasting
-from shardwright.orchestrator.config.model import model_path
+from shardwright.orchestrator.config.model import is_text, model_path
 from shardwright.orchestrator.host import DOOR
 from shardwright.orchestrator.road.usage import check_usage
 from shardwright.orchestrator.submission.compile_only import places_of, shared_by
@@ -72,7 +72,7 @@ def submission(asked: Asked) -> Submission:
 def _check(job: JobConfig, folder: Path, compile_only: bool) -> None:
     """Refuse what `run` would refuse in a copy of `folder`, and what would not be in it."""
     given = job.model.config or job.model.hlo
-    if given and not os.path.isabs(given):
+    if given and not os.path.isabs(given) and not is_text(given):
         _inside(model_path(job), folder)
     check_usage(job, has_values=not compile_only, copied=folder)
 

@@ -11,6 +11,7 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.layout import layout_of
+from shardwright.orchestrator.config.model import compute_type, resolve_task, source_files
 from shardwright.orchestrator.road.capture import placed_task
 from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.units import unit_service
@@ -232,3 +233,16 @@ def test_values_of_no_kind_are_usage_errors(text: str, words: str, tmp_path: Pat
 def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[model]\nseq_len = 1e3")
     assert config.load(tmp_path / "job.toml").model.seq_len == 1000
+
+
+def test_a_config_is_a_path_or_its_text() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    sizes |= {"vocab_size": 512, "num_hidden_layers": 2}
+    text = json.dumps({"torch_dtype": "float16", **sizes})
+    job = config.load(None, [f"model.config={text}", "model.seq_len=16"])
+    assert resolve_task(job).name == "model"
+    assert compute_type(job) == "bfloat16" and not source_files(job)
+    with pytest.raises(UsageError, match="its text is not JSON"):
+        resolve_task(config.load(None, ["model.config={no"]))
+    with pytest.raises(UsageError, match="config requires positive integers"):
+        resolve_task(config.load(None, ["model.config={}"]))

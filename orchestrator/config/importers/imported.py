@@ -1,0 +1,155 @@
+"""A configuration of another project as tables of a job, and what became of each of its fields.
+
+`imported` reads a file; the tables lie below what flags and `--set` say, as a recipe's do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.orchestrator.config.config import KEYS, Keys
+from shardwright.orchestrator.config.importers.fields import (
+    Fields,
+    json_fields,
+    text_of,
+    toml_fields,
+    yaml_fields,
+)
+from shardwright.orchestrator.config.importers.scripts import flag_fields
+from shardwright.orchestrator.config.importers.table import Reading, read
+
+_BATCH = ("global_batch", "global_batch_tokens")
+Reader = Callable[[Path, str], Fields]
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """How files of a project are read: by the ends of their names, else as the last one."""
+
+    formats: Mapping[str, Reader]
+    other: Reader
+
+
+PROJECTS: Mapping[str, Project] = {
+    "torchtitan": Project({".json": json_fields, ".toml": toml_fields}, json_fields),
+    "megatron": Project({".json": json_fields}, flag_fields),
+    "nxdt": Project({".yaml": yaml_fields, ".yml": yaml_fields}, yaml_fields),
+}
+"""Every project, each with a module of its name that has `TABLE` and `meaning`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command says about the machines: cores of an instance, and how many instances, 0
+    where it does not."""
+
+    cores_of: Callable[[str], int]
+    """Of a target; of the one that was asked for, if any."""
+    instances: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """Tables of a job, and the samples of a data-parallel rank in a step where the batch is said so
+    (0: it is said in all)."""
+
+    tables: dict[str, dict[str, Any]]
+    samples_per_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A configuration that was read."""
+
+    project: str
+    reading: Reading
+    meaning: Meaning
+    later: list[str] = field(default_factory=list)
+    """What was assumed after that."""
+
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, Any]]:
+        """Tables of a job."""
+        tables = {name: dict(keys) for name, keys in self.meaning.tables.items()}
+        for name, value in self.reading.found.items():
+            if name in KEYS and not name.startswith("mesh."):  # which `meaning` lays out
+                table, _, key = name.partition(".")
+                tables.setdefault(table, {}).setdefault(key, value)
+        return tables
+
+    def with_batch(self, ways: int, said: Collection[str]) -> Keys:
+        """Keys of the batch on so many data-parallel ranks, for what the command has not `said`.
+        Raises UsageError (SW_IMPORT_FIELD) where not every rank has a sample."""
+        strategy = self.tables["strategy"]
+        samples = strategy.get("global_batch", 0) or self.meaning.samples_per_rank * ways
+        if not samples or any(f"strategy.{name}" in said for name in _BATCH):
+            return {}
+        if samples % ways:
+            raise self.reading.refuse(
+                "strategy.global_batch",
+                f"a multiple of {ways} data-parallel ranks",
+                f"{samples} samples of a step",
+                f"say how many: --global-batch {-(-samples // ways) * ways}, or fewer ranks with"
+                " --instances or --mesh",
+            )
+        keys = {"strategy.global_batch": samples}
+        if "strategy.micro_batch" in said:
+            return keys
+        each = strategy.get("micro_batch", 1)
+        found = math.gcd(samples // ways, each)
+        if found != each:
+            self.later.append(
+                f"a micro-batch has {found} samples, not {each}: {ways} data-parallel ranks share"
+                f" the {samples} of a step"
+            )
+        return keys | {"strategy.micro_batch": found}
+
+    def section(self) -> dict[str, Any]:
+        """The section of the report."""
+        reading = self.reading
+        return {
+            "project": self.project,
+            "file": str(reading.path),
+            "read": [
+                {
+                    "field": one.name,
+                    "line": one.line,
+                    "value": one.shown(),
+                    "key": ours if ours in KEYS else "",
+                    "means": ours,
+                }
+                for ours, one in reading.fields.items()
+            ],
+            "without": [
+                {"field": one.name, "line": one.line, "value": one.shown(), "why": why}
+                for one, why in reading.without
+            ],
+            "unknown": [
+                {"field": one.name, "line": one.line, "value": one.shown()}
+                for one in reading.unknown
+            ],
+            "assumed": [*reading.assumed, *self.later, *reading.defaults],
+        }
+
+
+def imported(project: str, path: Path, asked: Asked) -> Imported:
+    """Read a file of a project. Raises UsageError for a project that is unknown, a file that is
+    none (SW_IMPORT), and fields that no job can have (SW_IMPORT_FIELD)."""
+    if project not in PROJECTS:
+        raise UsageError(
+            "SW_IMPORT",
+            f"--from requires one of {', '.join(PROJECTS)}, got {project!r}",
+            hint=did_you_mean(project, PROJECTS, "--from PROJECT FILE"),
+        )
+    how = PROJECTS[project]
+    text = text_of(path)
+    fields = how.formats.get(path.suffix.lower(), how.other)(path, text)
+    module = import_module(f"shardwright.orchestrator.config.importers.{project}")
+    reading = read(path, fields, module.TABLE, project)
+    return Imported(project, reading, module.meaning(reading, asked))

@@ -1,0 +1,116 @@
+"""Flags of a command as fields: a file of arguments, or the shell script that gives them.
+
+No shell is run. Lines are split as a shell splits them; assignments of plain values are followed;
+what stands in a branch counts as given, and is marked.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from shardwright.orchestrator.config.importers.fields import (
+    Field,
+    Fields,
+    checked,
+    unreadable,
+)
+
+_ASSIGNED = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)=([^(].*)?")
+_OPENED = re.compile(r"([A-Za-z_]\w*\+?=)?\((?=-|$)|[A-Za-z_]\w*\+?=(?=--)")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))")
+_FLAG = re.compile(r"--[A-Za-z]")
+_DEPTHS = {"if": 1, "fi": -1, "case": 1, "esac": -1}
+MOST_WORDS = 8  # of a flag that are kept (our choice; a ramp-up of batches has three)
+MOST_CHARACTERS = 1000  # of a value (our choice; paths are the longest)
+
+
+def flag_fields(path: Path, text: str) -> Fields:
+    """The flags of a script or of a file of arguments, dashes as underscores. Raises UsageError
+    for quotes that do not close, and for a flag that is given twice with different values."""
+    found: dict[str, Field] = {}
+    values: dict[str, str] = {}
+    depth = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        words = _words(path, number, line)
+        depth += _DEPTHS.get(words[0], 0) if words else 0
+        _assign(line, values)
+        for name, said in _flags(words):
+            value = [_filled(word, values) for word in said]
+            field = Field(
+                checked(path, name, number), " ".join(value) if value else True, number, depth > 0
+            )
+            before = found.setdefault(name, field)
+            if before.value != field.value and not (before.is_conditional or field.is_conditional):
+                raise unreadable(
+                    path,
+                    number,
+                    f"a flag may be given once, got --{name} {field.shown()} after"
+                    f" {before.shown()} in line {before.line}",
+                    "keep the one that counts",
+                )
+    if not found:
+        raise unreadable(path, 0, "a file of arguments requires flags (--num-layers 32), got none")
+    return found
+
+
+def _words(path: Path, number: int, line: str) -> list[str]:
+    """The words of a line; quotes that open or close a list of flags over several lines are blanks.
+    Words that hold several flags are split once more."""
+    line = line.rstrip().removesuffix("\\")
+    for text in (line, line.replace('"', " "), line.replace("'", " ")):
+        try:
+            words = shlex.split(text, comments=True)
+        except ValueError:
+            continue
+        bare = map(_bare, words)
+        spread = (word.split() if _FLAG.match(word) else [word] for word in bare)
+        return [word for part in spread for word in part if word]
+    raise unreadable(path, number, "a line of a script requires quotes that close, got one open")
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each flag of a line with the words behind it."""
+    name, said = "", list[str]()
+    for word in words:
+        if not _FLAG.match(word):
+            if name and len(said) < MOST_WORDS and not word.endswith("[@]}"):
+                said.append(word)
+            continue
+        if name:
+            yield name, said
+        name, equals, value = word[2:].partition("=")
+        name, said = name.replace("-", "_"), [value] if equals else []
+    if name:
+        yield name, said
+
+
+def _bare(word: str) -> str:
+    """A word of a list of flags without what opens or closes the list."""
+    if opened := _OPENED.match(word):
+        word = word[opened.end() :]
+    if word.endswith(")") and "(" not in word:
+        word = word[:-1]
+    return word.rstrip(";")
+
+
+def _assign(line: str, values: dict[str, str]) -> None:
+    """Keep what a line gives a variable, where that is a plain value."""
+    found = _ASSIGNED.fullmatch(line.strip().removesuffix("\\").strip())
+    if not found:
+        return
+    text = (found[2] or "").partition(" #")[0].strip().strip("\"'")
+    if not _FLAG.search(text):
+        values[found[1]] = _filled(text, {k: v for k, v in values.items() if k != found[1]})
+
+
+def _filled(word: str, values: dict[str, str]) -> str:
+    """A word with its variables replaced, as far as they are known."""
+
+    def of(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        return values.get(name, match[0] if default is None else default.strip("\"'"))
+
+    return _VARIABLE.sub(of, word)[:MOST_CHARACTERS]

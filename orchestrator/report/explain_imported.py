@@ -1,0 +1,34 @@
+"""`--explain imported`: what became of every field of another project's configuration."""
+
+from __future__ import annotations
+
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.report.text import Facts, Report
+from shardwright.orchestrator.terminal import terminal
+
+
+def explain(_job: JobConfig, report: Report) -> Facts:
+    """The section of the report. Raises UsageError for a job that is not imported."""
+    if "imported" not in report:
+        raise UsageError(
+            "SW_USAGE",
+            "--explain imported requires a job of another project, got none",
+            hint="shardwright plan --from PROJECT FILE --explain imported",
+        )
+    section: Facts = report["imported"]
+    return section
+
+
+def show(section: Facts) -> None:
+    """Every field in a table, in the order of the file, and every assumption below it."""
+    console = terminal.console()
+    table = terminal.table("line", "field", "value", "here", title="fields", right=("line",))
+    rows = [(row, f"{row['means']}") for row in section["read"]]
+    rows += [(row, f"nothing: {row['why']}") for row in section["without"]]
+    rows += [(row, "unknown") for row in section["unknown"]]
+    for row, here in sorted(rows, key=lambda pair: pair[0]["line"]):
+        table.add_row(f"{row['line']}", row["field"], row["value"], here)
+    console.print(table)
+    for sentence in section["assumed"]:
+        console.print(f"assumed: {sentence}")
