@@ -76,7 +76,7 @@ def _ours(job: JobConfig) -> TrainTask:
         return module_task(model_path(job), model.seq_len)
     if model.preset:
         return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
-    from shardwright.orchestrator.models.llama import train_task
+    from shardwright.orchestrator.models.config_task import train_task
 
     path = model_path(job)
     place = path.resolve()  # `config.json` has the name of its folder

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean, nearest
 
@@ -153,7 +153,15 @@ which cost no parameters."""
 _EXAMPLE_LENGTH = 4096
 
 
-def usual_length(most: int, scaling: RopeScaling | None, window: int) -> int:
+class Stretched(Protocol):
+    """Any scaling of rotary positions."""
+
+    @property
+    def positions(self) -> int:
+        """Those of pre-training, or 0 where it does not say."""
+
+
+def usual_length(most: int, scaling: Stretched | None, window: int) -> int:
     """Tokens of a training sample of a config of `most` positions, where nothing says how many;
     `window` is how far a token looks back, or 0.
 

@@ -4,7 +4,7 @@ decoder, and the scan under recomputation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -138,6 +138,13 @@ def hide_later(scores: jax.Array) -> jax.Array:
     return jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
 
 
+def hide_earlier(scores: jax.Array, window: int) -> jax.Array:
+    """Attention scores [..., T, T] without those of positions `window` or more before."""
+    positions = jnp.arange(scores.shape[-1])
+    near = positions[:, None] - positions[None, :] < window
+    return jnp.where(near, scores, _MASKED)
+
+
 _ENTERING = "entering"
 _PRODUCTS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
 _STATES = jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -169,15 +176,57 @@ def check_remat(remat: str) -> None:
         raise UsageError("SW_REMAT", f"remat requires {offered}, got {remat}")
 
 
-def run_layers(
-    body: Callable[[jax.Array, Params, How], jax.Array], x: jax.Array, layers: Params, how: How
-) -> jax.Array:
+Body = Callable[[jax.Array, Params, How], jax.Array]
+"""A layer: what enters and its parameters -> what leaves."""
+
+
+def run_layers(body: Body, x: jax.Array, layers: Params, how: How) -> jax.Array:
     """Scan `body` over the stacked layers under the checkpoint policy of `how.remat`. With dropout
     layers are counted, from 1 on.
 
     "selective" keeps products with weights and redoes attention scores, "full" redoes the layer;
     "offload" keeps what "selective" keeps, in the memory of the host.
     """
+    run = _step(body, how)
+    out, _ = jax.lax.scan(run, _entered(x, how), layers)
+    result: jax.Array = out[0] if how.drop.rate else out
+    return result
+
+
+def run_stack(
+    first: Sequence[tuple[Body, Params]],
+    period: Sequence[tuple[Body, Params]],
+    last: Sequence[tuple[Body, Params]],
+    x: jax.Array,
+    how: How,
+) -> jax.Array:
+    """The same for layers of several kinds: some one by one, a period of stacked ones as a scan,
+    and the last ones. Each is recomputed by itself.
+    """
+    bodies = [_step(body, how) for body, _ in period]
+
+    def run(carry: Any, layers: tuple[Params, ...]) -> tuple[Any, None]:
+        for step, layer in zip(bodies, layers, strict=True):
+            carry, _ = step(carry, layer)
+        return carry, None
+
+    carry = _entered(x, how)
+    for body, layer in first:
+        carry, _ = _step(body, how)(carry, layer)
+    carry, _ = jax.lax.scan(run, carry, tuple(layers for _, layers in period))
+    for body, layer in last:
+        carry, _ = _step(body, how)(carry, layer)
+    result: jax.Array = carry[0] if how.drop.rate else carry
+    return result
+
+
+def _entered(x: jax.Array, how: How) -> Any:
+    """What the layers hand on, at the first: with dropout also the layer's number."""
+    return (x, jnp.uint32(1)) if how.drop.rate else x
+
+
+def _step(body: Body, how: How) -> Callable[[Any, Params], tuple[Any, None]]:
+    """A layer as the body of a scan, under the checkpoint policy."""
     drop = how.drop
 
     def step(carry: Any, layer: Params) -> tuple[Any, None]:
@@ -190,8 +239,4 @@ def run_layers(
     def entering(x: jax.Array) -> jax.Array:
         return checkpoint_name(x, _ENTERING) if how.remat == "offload" else x
 
-    if how.remat != "none":
-        step = jax.checkpoint(step, policy=_POLICIES[how.remat])
-    out, _ = jax.lax.scan(step, (x, jnp.uint32(1)) if drop.rate else x, layers)
-    result: jax.Array = out[0] if drop.rate else out
-    return result
+    return step if how.remat == "none" else jax.checkpoint(step, policy=_POLICIES[how.remat])

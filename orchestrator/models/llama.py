@@ -11,7 +11,6 @@ Einsum letters: b batch, t and s positions, k kv heads, g heads per kv head, e h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import blocks, config_file
+from shardwright.orchestrator.models import blocks, config_file, rope
 from shardwright.orchestrator.models.blocks import TaskOptions
 from shardwright.orchestrator.models.config_file import RopeScaling
 from shardwright.orchestrator.models.layers import (
@@ -35,10 +34,9 @@ from shardwright.orchestrator.models.layers import (
     hide_later,
     run_layers,
 )
+from shardwright.orchestrator.models.rope import Rope, Tables, rotate
 
-_COMPUTE_TYPES = {"f32": "f32", "fp32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
-Tables = tuple[jax.Array, jax.Array]
-"""Cosines and sines [T, E/2] of the rotary positions, fp32."""
+COMPUTE_TYPES = {"f32": "f32", "fp32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,28 +146,8 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 def rope_tables(config: LlamaConfig, seq_len: int) -> Tables:
     """The tables of as many positions."""
-    half = config.head_dim // 2
-    rates = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    if config.rope_scaling:
-        rates = _scaled(rates, config.rope_scaling)
-    angles = jnp.arange(seq_len, dtype=jnp.float32)[:, None] * rates
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def _scaled(rates: jax.Array, scaling: RopeScaling) -> jax.Array:
-    """Rotary frequencies, scaled: by the factor below the ramp, not at all above it."""
-    if not scaling.positions:
-        return rates / scaling.factor
-    turns = scaling.positions * rates / (2 * math.pi)
-    kept = jnp.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
-    return rates * (kept + (1.0 - kept) / scaling.factor)
-
-
-def rotate(x: jax.Array, tables: Tables) -> jax.Array:
-    """Rotate the two halves of every head by its position."""
-    cos, sin = (t[None, :, None, :].astype(x.dtype) for t in tables)
-    low, high = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+    positions = Rope(dim=config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling)
+    return rope.tables(positions, seq_len)
 
 
 def projected(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
@@ -277,7 +255,7 @@ def train_task(
         sizes.max_position_embeddings, sizes.rope_scaling, sizes.sliding_window
     )
     _check_options(sizes, seq_len, dtype, remat)
-    precision = Precision(activations=_COMPUTE_TYPES[dtype])
+    precision = Precision(activations=COMPUTE_TYPES[dtype])
     options = TaskOptions(
         seq_len=seq_len,
         precision=precision,
@@ -298,19 +276,23 @@ def task_of(config: LlamaConfig, options: TaskOptions) -> TrainTask:
 
 def _check_options(config: LlamaConfig, seq_len: int, dtype: str, remat: str) -> None:
     """Raises UsageError for an option out of range."""
-    if dtype not in _COMPUTE_TYPES:
-        raise UsageError("SW_DTYPE", f"dtype requires {', '.join(_COMPUTE_TYPES)}, got {dtype}")
-    check_remat(remat)
-    if not 1 <= seq_len <= config.max_position_embeddings:
-        raise UsageError(
-            "SW_SEQ_LEN",
-            f"seq_len requires 1 to {config.max_position_embeddings} "
-            f"(max_position_embeddings), got {seq_len}",
-            hint="set max_position_embeddings of the config to as many",
-        )
+    check_options(config.max_position_embeddings, seq_len, dtype, remat)
     if 0 < config.sliding_window < seq_len:
         raise config_file.refused(
             f"sliding_window of at least seq_len {seq_len}, or null",
             str(config.sliding_window),
             f"plan --seq-len {config.sliding_window}, or {config_file.OWN_MODEL}",
+        )
+
+
+def check_options(positions: int, seq_len: int, dtype: str, remat: str) -> None:
+    """Raises UsageError for an option out of range of a model of so many positions."""
+    if dtype not in COMPUTE_TYPES:
+        raise UsageError("SW_DTYPE", f"dtype requires {', '.join(COMPUTE_TYPES)}, got {dtype}")
+    check_remat(remat)
+    if not 1 <= seq_len <= positions:
+        raise UsageError(
+            "SW_SEQ_LEN",
+            f"seq_len requires 1 to {positions} (max_position_embeddings), got {seq_len}",
+            hint="set max_position_embeddings of the config to as many",
         )

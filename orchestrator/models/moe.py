@@ -131,8 +131,8 @@ def _grouped_feed_forward(experts: Experts, layer: Params, x: jax.Array) -> jax.
     """The same with the rows of all samples as one list, and one product per group of it."""
     rows = x.reshape(-1, x.shape[-1])
     best, chosen = choices(experts, layer["router"], rows)
-    order = jnp.argsort(chosen.reshape(-1), stable=True)
-    source, sizes = order // experts.chosen, jnp.bincount(chosen.reshape(-1), length=experts.count)
+
+    order, source, sizes = by_expert(chosen, experts.count)
 
     def product(taken: jax.Array, name: str) -> jax.Array:
         return jax.lax.ragged_dot(taken, layer[name].astype(taken.dtype), sizes)
@@ -142,6 +142,15 @@ def _grouped_feed_forward(experts: Experts, layer: Params, x: jax.Array) -> jax.
     shares = best.reshape(-1)[order].astype(x.dtype)
     given = product(wide, "w_down") * shares[:, None]
     return jnp.zeros_like(rows).at[source].add(given).reshape(x.shape)
+
+
+def by_expert(chosen: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """For the choices [N, K] of all rows: the choices sorted by expert, the row of each, and how
+    many there are of every expert.
+    """
+    order = jnp.argsort(chosen.reshape(-1), stable=True)
+    source, sizes = order // chosen.shape[1], jnp.bincount(chosen.reshape(-1), length=count)
+    return order, source, sizes
 
 
 def _seats(experts: Experts, chosen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

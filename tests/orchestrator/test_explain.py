@@ -57,7 +57,7 @@ def test_sharding_of_one_leaf(job, capsys) -> None:
     found = json.loads(capsys.readouterr().out)["sharding"]
     (leaf,) = [t for t in found["tensors"] if t["name"] == "params/lm_head"]
     assert "dp_shard" in leaf["layout"] and leaf["decided"].startswith("recipe, largest dim")
-    assert all("llama.py:" in c["loc"] for c in found["collectives"])
+    assert all("decoder.py:" in c["loc"] for c in found["collectives"])
     assert {c["kind"] for c in found["collectives"]} >= {"all_gather"}
 
 
@@ -100,13 +100,13 @@ def test_time_sums_to_the_step_by_line_and_by_function(job, capsys) -> None:
     total = report["timing"]["step_time_ps"]
     assert found["step_time_ps"] == total == sum(row["time_ps"] for row in found["lines"])
     assert sum(row["time_ps"] for row in found["functions"]) == total - breakdown["idle"]
-    code = [row for row in found["lines"] if "llama.py:" in row["line"]]
+    code = [row for row in found["lines"] if "decoder.py:" in row["line"]]
     assert code and all(row["engines_ps"] for row in code)
     waits = {row["what"]: row["time_ps"] for row in found["lines"] if not row["line"]}
     assert waits["collective_dp_shard"] == breakdown["collective_dp_shard"]
     assert main([*job, "--explain", "time"]) == 0
     text = capsys.readouterr().out
-    assert "by source line" in text and "llama.py:" in text
+    assert "by source line" in text and "decoder.py:" in text
 
 
 def test_no_engine_is_busy_longer_than_the_step(capsys) -> None:

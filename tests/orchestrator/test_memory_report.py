@@ -129,7 +129,7 @@ def test_the_screen_shows_time_tensors_and_changes(words, capsys) -> None:
     assert main(["plan", *words, "--explain", "memory"]) == 0
     text = capsys.readouterr().out
     assert "bytes in use over the step" in text and "backward.loop" in text
-    assert "largest tensors at the peak" in text and "llama.py:" in text
+    assert "largest tensors at the peak" in text and "decoder.py:" in text
     assert "strategy.remat=full" in text
     lines = text[text.index("largest tensors") :].splitlines()
     at = next(n for n, line in enumerate(lines) if "bytes" in line)

@@ -103,7 +103,7 @@ def test_the_page_has_every_section_and_its_numbers(report: dict[str, Any]) -> N
     assert links == headings
     text = re.sub(r"\s+", " ", found.root.text)
     assert f"{report['timing']['tokens_per_s']:,.0f}" in text
-    assert "SW_X m" in text and "llama.py:" in text
+    assert "SW_X m" in text and "decoder.py:" in text
     for name in ("[model]", "[strategy]", "[mesh]", "[cluster]", "[compiler]", "[goodput]"):
         assert name in text
     (loss,) = (e for e in found.all("figure") if "Loss over" in e.text)

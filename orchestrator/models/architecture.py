@@ -1,0 +1,152 @@
+"""The parts a decoder is made of, as values: attention, norms, MLPs, experts, positions, and the
+layers that are equal to each other.
+
+`decoder.py` computes them; `family_table.py` makes them of a `config.json`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shardwright.orchestrator.models.rope import Rope
+
+
+class Activation(StrEnum):
+    """Of MLPs; GELU by the normal distribution or in the tanh form."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_pytorch_tanh"
+    RELU = "relu"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """`rms`; `rms1`, whose scale is one plus its weight (Gemma); or `layer`, with mean and bias."""
+
+    kind: str
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Causal grouped-query attention."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None = None
+    bias: bool = False
+    """Of queries, keys and values."""
+    out_bias: bool = False
+    head_norm: Norm | None = None
+    """Of queries and keys, over the elements of a head."""
+    window: int = 0
+    """How many positions a token sees, itself and those before it; 0: all."""
+    softcap: float = 0.0
+    sinks: bool = False
+    """Whether each head has a learned score besides those of positions, with nothing behind it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """A feed-forward block: two matrices, or three where a gate multiplies."""
+
+    width: int
+    activation: Activation
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Feed-forward blocks of which every row visits the `chosen` best."""
+
+    count: int
+    chosen: int
+    width: int
+    router: str = "softmax, top-k, normalised"
+    """One of `ROUTERS`."""
+    bias: bool = False
+    """Of the router and the experts."""
+    limit: float = 0.0
+    """Where gate and value are clamped (gpt-oss); 0: nowhere, SwiGLU."""
+
+
+ROUTERS = ("softmax, top-k, normalised", "softmax, top-k", "top-k, softmax")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Attention and feed-forward, each added to the residual behind a norm (`pre`), between two
+    (`sandwich`), or both of the same input (`parallel`)."""
+
+    attention: Attention
+    feed: Mlp | Experts
+    placement: str = "pre"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """How layers repeat: some first, a period so many times, and the last ones."""
+
+    first: tuple[Layer, ...]
+    period: tuple[Layer, ...]
+    times: int
+    last: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A decoder."""
+
+    vocab: int
+    hidden: int
+    layers: tuple[Layer, ...]
+    norm: Norm
+    positions: int
+    """The longest sequence."""
+    learned_positions: bool = False
+    tied: bool = False
+    """Whether the output projection is the embedding."""
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
+    logit_softcap: float = 0.0
+    dropout: float = 0.0
+    """Of attention weights and, with `drops_states`, of embeddings and what is added to the
+    residual."""
+    drops_states: bool = True
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Windows of layers that have one."""
+        return tuple(w for w in (layer.attention.window for layer in self.layers) if w)
+
+
+LONGEST_PERIOD = 16
+
+
+def stacked(layers: tuple[Layer, ...]) -> Stack:
+    """The layers as first, period and last, with as few as possible that are written out."""
+    numbers: dict[Layer, int] = {}
+    kinds = [numbers.setdefault(layer, len(numbers)) for layer in layers]
+    ways = (
+        (start + size + len(kinds) - _end(kinds, start, size), size, start)
+        for size in range(1, min(len(kinds), LONGEST_PERIOD) + 1)
+        for start in range(len(kinds) - size + 1)
+    )
+    _, size, start = min(ways)
+    end = _end(kinds, start, size)
+    times = (end - start) // size
+    return Stack(layers[:start], layers[start : start + size], times, layers[end:])
+
+
+def _end(kinds: list[int], start: int, size: int) -> int:
+    """Where the repetitions of those `size` from `start` on end."""
+    end = start + size
+    while kinds[end : end + size] == kinds[start : start + size]:
+        end += size
+    return end

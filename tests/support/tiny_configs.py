@@ -1,0 +1,115 @@
+"""A tiny `config.json` of every family in the table: small widths, and every part the family has
+(windows shorter than the samples, layers that repeat a pattern and some behind it).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+_LLAMA_31 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 8,
+}
+_LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.25],
+    "long_factor": [1.5, 4.0],
+}
+_HEAD = {"head_dim": 8}
+
+TINY: dict[str, dict[str, Any]] = {
+    "llama": _SIZES
+    | {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e5,
+        "rope_scaling": _LLAMA_31,
+    },
+    "mistral": _SIZES | _HEAD | {"sliding_window": 3, "rms_norm_eps": 1e-5},
+    "qwen2": _SIZES | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 2},
+    "qwen3": _SIZES | _HEAD | {"tie_word_embeddings": True, "rope_theta": 1e6},
+    "mixtral": _SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3_moe": _SIZES
+    | _HEAD
+    | {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+        "decoder_sparse_step": 1,
+    },
+    "gemma2": _SIZES | _HEAD | {"sliding_window": 3, "query_pre_attn_scalar": 12},
+    "gemma3_text": _SIZES
+    | _HEAD
+    | {
+        "num_hidden_layers": 7,
+        "sliding_window": 3,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 12,
+        "rope_theta": 1e6,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    "granite": _SIZES
+    | {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+        "tie_word_embeddings": True,
+    },
+    "phi3": _SIZES
+    | {
+        "partial_rotary_factor": 0.5,
+        "sliding_window": 5,
+        "rope_scaling": _LONGROPE,
+        "original_max_position_embeddings": 8,
+        "pad_token_id": 0,
+    },
+    "gpt2": {
+        "vocab_size": 64,
+        "n_embd": 32,
+        "n_layer": 4,
+        "n_head": 4,
+        "n_positions": 32,
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+    },
+    "gpt_neox": {k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}
+    | {"rotary_pct": 0.5, "hidden_act": "gelu"},
+    "gpt_oss": _SIZES
+    | _HEAD
+    | {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 3,
+        "rope_theta": 150000.0,
+        "rope_scaling": _YARN,
+    },
+}
+"""Configs by `model_type`, without that key."""
+
+
+def tiny(model_type: str, **changes: Any) -> dict[str, Any]:
+    """The tiny config of a family."""
+    return {"model_type": model_type} | TINY[model_type] | changes
