@@ -107,7 +107,7 @@ def _computed(hlo: str) -> str:
     name = _ir_name(hlo)
     rule = (registry.maker_of(name) if name in OPS else None) or RULES[keys[0]]
     if rule is registry.as_loop:
-        rule = registry.lowering_of(name).label
+        rule = registry.lowering_of(name).indexing
     return f"`{rule.__module__.removeprefix('shardwright.').replace('.', '/')}.py`"
 
 
