@@ -26,7 +26,6 @@ from shardwright.orchestrator.commands import doctor
 from shardwright.orchestrator.compile.compile_flags import split_verb
 from shardwright.orchestrator.config.arguments import Parser, asked_of, comma_words, lazily
 from shardwright.orchestrator.config.config import output_folder, words_of
-from shardwright.orchestrator.config.importers.imported import PROJECTS
 from shardwright.orchestrator.config.job_flags import (
     add_job_flags,
     add_job_verb,
@@ -137,13 +136,6 @@ def _parser() -> Parser:
     run.set_defaults(verb=_run)
     plan = add_job_verb(verbs, "plan", "does it fit, how fast, where does the time go; no values")
     _answer_flags(plan)
-    plan.add_argument(
-        "--from",
-        dest="source",
-        nargs=2,
-        metavar=("PROJECT", "FILE"),
-        help=f"a training configuration of {', '.join(PROJECTS)} as the job (docs/from.md)",
-    )
     plan.add_argument("--trace", type=Path, help="write a Perfetto trace of the step here")
     plan.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page here")
     plan.set_defaults(verb=_plan)

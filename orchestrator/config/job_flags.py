@@ -15,7 +15,12 @@ from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.orchestrator.compile import cc_flags
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.arguments import with_values
-from shardwright.orchestrator.config.importers.imported import Asked, Imported, imported
+from shardwright.orchestrator.config.importers.imported import (
+    PROJECTS,
+    Asked,
+    Imported,
+    imported,
+)
 from shardwright.orchestrator.config.model import MODELS, is_text
 from shardwright.orchestrator.models.presets import preset_names
 from shardwright.orchestrator.terminal.terminal import say
@@ -78,6 +83,13 @@ def add_job_verb(verbs: Any, name: str, help: str) -> Any:
     """A verb about one job: its file, and the flags that describe it."""
     parser = verbs.add_parser(name, help=help)
     parser.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        nargs=2,
+        metavar=("PROJECT", "FILE"),
+        help=f"a training configuration of {', '.join(PROJECTS)} as the job (docs/from.md)",
+    )
     add_job_flags(parser)
     return parser
 
@@ -124,24 +136,26 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
 def job_config(args: argparse.Namespace, changes: config.Keys | None = None) -> config.JobConfig:
     """The job that the arguments of a verb with `add_job_flags` describe, with `changes` of its
     keys on top."""
-    return job_configs(args, [args.job], changes=changes)[args.job]
+    return imported_job(args, changes)[0]
 
 
-def imported_job(args: argparse.Namespace) -> tuple[config.JobConfig, Imported | None]:
-    """The job that the arguments describe, with `--from` below all else they say, and what was read
-    from there. Raises UsageError for a job file beside it, and as `imported`."""
-    if args.source is None:
-        return job_config(args), None
+def imported_job(
+    args: argparse.Namespace, changes: config.Keys | None = None
+) -> tuple[config.JobConfig, Imported | None]:
+    """The same, with `--from` below all else that is said, and what was read from there. Raises
+    UsageError for a job file beside it, and as `imported`."""
+    if getattr(args, "source", None) is None:
+        return job_configs(args, [args.job], changes=changes)[args.job], None
     if args.job:
         raise UsageError(
             "SW_USAGE",
-            f"plan requires a job file or --from, got {args.job} and --from {args.source[1]}",
+            f"a job file or --from is required, got {args.job} and --from {args.source[1]}",
             hint="leave one out; what the imported job does not say is --set table.key=value",
         )
     from shardwright.orchestrator.config.layout import layout_of, machine_of  # which load NumPy
     from shardwright.sharding.partition.mesh import DATA_AXES
 
-    bare = config.load(None, _overrides(args), _given(args))
+    bare = config.load(None, _overrides(args), _given(args), changes=changes)
 
     def cores_of(target: str) -> int:
         is_said = "cluster.target" in bare.given
@@ -150,7 +164,7 @@ def imported_job(args: argparse.Namespace) -> tuple[config.JobConfig, Imported |
     said = "cluster.instances" in bare.given
     asked = Asked(cores_of=cores_of, instances=bare.cluster.instances if said else 0)
     found = imported(args.source[0], Path(args.source[1]), asked)
-    job = job_configs(args, [None], below=found.tables)[None]
+    job = job_configs(args, [None], changes=changes, below=found.tables)[None]
     ways = layout_of(job.but(_ANY_BATCH)).mesh.size(DATA_AXES)
     return job.but(found.with_batch(ways, bare.given)), found
 

@@ -20,15 +20,21 @@ def explain(_job: JobConfig, report: Report) -> Facts:
     return section
 
 
-def show(section: Facts) -> None:
-    """Every field in a table, in the order of the file, and every assumption below it."""
-    console = terminal.console()
-    table = terminal.table("line", "field", "value", "here", title="fields", right=("line",))
+def field_rows(section: Facts) -> list[tuple[int, str, str, str]]:
+    """Line, field, value and what it is here, of every field in the order of the file."""
     rows = [(row, f"{row['means']}") for row in section["read"]]
     rows += [(row, f"nothing: {row['why']}") for row in section["without"]]
     rows += [(row, "unknown") for row in section["unknown"]]
-    for row, here in sorted(rows, key=lambda pair: pair[0]["line"]):
-        table.add_row(f"{row['line']}", row["field"], row["value"], here)
+    told = [(row["line"], row["field"], row["value"], here) for row, here in rows]
+    return sorted(told, key=lambda row: row[0])
+
+
+def show(section: Facts) -> None:
+    """Every field in a table, and every assumption below it."""
+    console = terminal.console()
+    table = terminal.table("line", "field", "value", "here", title="fields", right=("line",))
+    for line, *cells in field_rows(section):
+        table.add_row(f"{line}", *cells)
     console.print(table)
     for sentence in section["assumed"]:
         console.print(f"assumed: {sentence}")

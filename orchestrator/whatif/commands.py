@@ -12,7 +12,7 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.changes.change import compared
 from shardwright.orchestrator.config.arguments import comma_words
 from shardwright.orchestrator.config.config import JobConfig, output_folder
-from shardwright.orchestrator.config.job_flags import add_job_verb, job_config
+from shardwright.orchestrator.config.job_flags import add_job_verb, imported_job, job_config
 from shardwright.orchestrator.report.tried import FITS, REFUSED
 from shardwright.orchestrator.terminal import terminal
 from shardwright.orchestrator.terminal.outputs import prepare, writing
@@ -69,7 +69,7 @@ def _sweep(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.whatif.points import points
     from shardwright.orchestrator.whatif.rows import METRICS, ordered
 
-    host = compared(job_config(args))
+    host = _host(args)
     asked = points(args.vary, args.points, lambda keys: compared(job_config(args, keys)))
     varied = list(dict.fromkeys(name for point in asked for name in point.values))
     folder, swept = _swept(args, host, asked)
@@ -100,7 +100,7 @@ def _scale(args: argparse.Namespace) -> int:
     setattr(args, "cluster.instances", None)
     if len(machines := comma_words(args.targets)) == 1:  # which a price without a name is for
         setattr(args, "cluster.target", machines[0])
-    host = compared(job_config(args))
+    host = _host(args)
     study = scale.Study(
         targets=machines or [host.cluster.target],
         instances=counts,
@@ -125,6 +125,20 @@ def _scale(args: argparse.Namespace) -> int:
         scale_screen.show_plot(console, found)
         _tell_rest(swept, written, args.again)
     return _exit_code(swept)
+
+
+def _host(args: argparse.Namespace) -> JobConfig:
+    """The job that is varied; of an imported one it is said where the file's fields are told."""
+    asked, found = imported_job(args)
+    if found:
+        read, rest = len(found.reading.fields), len(found.reading.unknown)
+        again = f"plan --from {found.project} {found.reading.path}"
+        say(
+            f"from {found.project}: {read} fields read, {rest} unknown; {again} says what is"
+            " assumed",
+            err=True,
+        )
+    return compared(asked)
 
 
 def _counts(text: str | None) -> list[int]:

@@ -277,6 +277,18 @@ def test_a_job_file_and_an_imported_one_are_two() -> None:
         imported_job(args)
 
 
+def test_a_variant_of_a_sweep_lies_above_the_file(tmp_path: Path) -> None:
+    """The batch is that of the file on the mesh of the variant."""
+    path = titan(tmp_path, training={"local_batch_size": 2}, parallelism={})
+    args = cli._parser().parse_args(["sweep", "--from", "torchtitan", str(path)])
+    batches = {}
+    for tp in (1, 4):
+        job, found = imported_job(args, {"mesh.tp": tp})
+        assert found and job.mesh.tp == tp
+        batches[tp] = job.strategy.global_batch
+    assert batches == {1: 64, 4: 16}
+
+
 def test_sizes_that_no_preset_has_are_the_config_of_the_job(tmp_path: Path) -> None:
     job, _ = read("torchtitan", FOLDER / "titan_405b.json")
     config = json.loads(job.model.config)

@@ -115,6 +115,26 @@ def test_the_page_has_every_section_and_its_numbers(report: dict[str, Any]) -> N
     ]
 
 
+def test_the_page_tells_what_became_of_an_imported_file(report: dict[str, Any]) -> None:
+    fields = {
+        "read": [{"field": "lr", "line": 3, "value": "<1", "means": "model.learning_rate"}],
+        "without": [{"field": "seed", "line": 1, "value": "7", "why": "a seed"}],
+        "unknown": [{"field": "new", "line": 2, "value": "x"}],
+    }
+    section = {"project": "torchtitan", "file": "a.json", "assumed": ["a rank is a core"], **fields}
+    found = Page(report_page({**report, "imported": section}))
+    assert found.problems == []
+    (table,) = (e for e in found.all("table") if "a.json" in e.text)
+    rows = [[cell.text for cell in (*row.find("th"), *row.find("td"))] for row in table.find("tr")]
+    assert rows[1:] == [
+        ["seed", "1", "7", "nothing: a seed"],
+        ["new", "2", "x", "unknown"],
+        ["lr", "3", "<1", "model.learning_rate"],
+    ]
+    assert [e.text for e in found.all("li") if e.text == "a rank is a core"]
+    assert "a.json" not in report_page(report)
+
+
 def test_sentences_begin_with_a_capital(report: dict[str, Any]) -> None:
     """Also where a text of the screen, which follows a word there, is a sentence of its own."""
     pieces = re.findall(r"<caption[^>]*>(.*?)</caption>|<p[^>]*>(.*?)</p>", report_page(report))

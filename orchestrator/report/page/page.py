@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.report import goal, text
+from shardwright.orchestrator.report.explain_imported import field_rows
 from shardwright.orchestrator.report.page import charts, words
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.text import Facts, Report
@@ -78,6 +79,7 @@ def report_page(report: Report) -> str:
             stored=_stored(report["provenance"]),
             verdicts=verdicts(report),
             settings=_settings(report),
+            imported=field_rows(report["imported"]) if "imported" in report else [],
         )
     )
 
