@@ -173,14 +173,23 @@ class Recipes:
 
     def _is_of_short_rows(self, value: Value, x: Value) -> bool:
         """Whether `x` is a figure of short rows as large as `value`, or follows from such alone."""
-        op = self.producers.get(x)
-        if op is None or not shrinks(value, x):
-            return False
-        if op.name in REDUCTIONS and combination(op) in self.figures:
-            row = op.operands[0].type.num_elements // x.type.num_elements
-            return row <= self.short_row and not shrinks(value, op.operands[0])
-        given = [v for v in operands_of(op, x) if v not in self.constants]
-        return is_cheap(op) and bool(given) and all(self._is_of_short_rows(value, v) for v in given)
+        seen, todo = set[Value](), [x]
+        while todo:
+            x = todo.pop()
+            op = self.producers.get(x)
+            if op is None or not shrinks(value, x):
+                return False
+            if op.name in REDUCTIONS and combination(op) in self.figures:
+                row = op.operands[0].type.num_elements // x.type.num_elements
+                if row > self.short_row or shrinks(value, op.operands[0]):
+                    return False
+                continue
+            given = [v for v in operands_of(op, x) if v not in self.constants]
+            if not is_cheap(op) or not given:
+                return False
+            todo += (v for v in given if v not in seen)
+            seen.update(given)
+        return True
 
     def _search(
         self,

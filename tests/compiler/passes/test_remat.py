@@ -301,3 +301,17 @@ def test_what_cannot_pay_is_known_without_a_search(build: Callable) -> None:
                     found = recipes.find(value, lambda _, r=resident: r, lambda _, a=available: a)
                     assert found is None
     assert refused > 20
+
+
+def test_figures_are_found_behind_many_ops_that_share_operands() -> None:
+    """Networks of sorts are thousands of cheap ops, each of which reads the one before twice."""
+
+    def built(x: jax.Array) -> jax.Array:
+        most = jnp.max(x.reshape(-1, 8), axis=1)
+        for _ in range(1500):
+            most = most + jnp.flip(most)
+        return jnp.broadcast_to(most[:, None], (most.size, 8)) * x.reshape(-1, 8)
+
+    graph = graph_of(built, jnp.ones(64))
+    found = Recipes(graph).find(graph.outputs[0], lambda _: False, lambda _: False)
+    assert found is None  # the figure of a short row is kept, not made again
