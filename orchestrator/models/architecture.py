@@ -73,6 +73,9 @@ class Experts:
     """Of the router and the experts."""
     limit: float = 0.0
     """Where gate and value are clamped (gpt-oss); 0: nowhere, SwiGLU."""
+    visited: str = "chosen"
+    """Which experts' blocks are computed: `chosen`, or as many of the `first`, of which FLOPs are
+    counted."""
 
 
 ROUTERS = ("softmax, top-k, normalised", "softmax, top-k", "top-k, softmax")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -228,6 +229,8 @@ def _expert_blocks(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
     """The chosen experts' blocks of every row, added up."""
     rows = x.reshape(-1, x.shape[-1])
     best, chosen = choices(part, layer, rows)
+    if part.visited == "first":
+        return _first_blocks(part, layer, rows, best).reshape(x.shape)
 
     order, source, sizes = moe.by_expert(chosen, part.count)
     taken, expert = rows[source], chosen.reshape(-1)[order]
@@ -236,15 +239,30 @@ def _expert_blocks(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
         made = jax.lax.ragged_dot(given, layer[f"w{name}"].astype(given.dtype), sizes)
         return made + layer[f"b{name}"].astype(given.dtype)[expert] if part.bias else made
 
-    gate, up = product(taken, "_gate"), product(taken, "_up")
-    if part.limit:
-        gate, up = jnp.minimum(gate, part.limit), jnp.clip(up, -part.limit, part.limit)
-        wide = (up + 1) * (gate * jax.nn.sigmoid(gate * _SHARPNESS))
-    else:
-        wide = jax.nn.silu(gate) * up
+    wide = _gated(part, product(taken, "_gate"), product(taken, "_up"))
     shares = best.reshape(-1)[order].astype(x.dtype)
     made = product(wide, "_down") * shares[:, None]
     return jnp.zeros_like(rows).at[source].add(made).reshape(x.shape)
+
+
+def _first_blocks(part: Experts, layer: Params, rows: jax.Array, best: jax.Array) -> jax.Array:
+    """The blocks of the first experts of every row [N, D], as many as are chosen, added up."""
+
+    def product(spec: str, given: jax.Array, name: str) -> jax.Array:
+        made = jnp.einsum(spec, given, layer[f"w{name}"][: part.chosen].astype(given.dtype))
+        return made + layer[f"b{name}"][: part.chosen].astype(given.dtype) if part.bias else made
+
+    gate, up = (product("nd,kdf->nkf", rows, name) for name in ("_gate", "_up"))
+    made = product("nkf,kfd->nkd", _gated(part, gate, up), "_down")
+    return jnp.einsum("nkd,nk->nd", made, best.astype(made.dtype))
+
+
+def _gated(part: Experts, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """What the two products of a block make together."""
+    if not part.limit:
+        return jax.nn.silu(gate) * up
+    gate, up = jnp.minimum(gate, part.limit), jnp.clip(up, -part.limit, part.limit)
+    return (up + 1) * (gate * jax.nn.sigmoid(gate * _SHARPNESS))
 
 
 def choices(part: Experts, layer: Params, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -324,10 +342,28 @@ def _bound(
 
 def train_task(model: Architecture, options: TaskOptions) -> TrainTask:
     """The training step of the decoder. Raises UsageError for a sequence longer than positions."""
+    task, visited = _task(model, options), as_visited(model)
+    return task if visited == model else replace(task, model=_task(visited, options))
 
+
+def _task(model: Architecture, options: TaskOptions) -> TrainTask:
     def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
         given = logits(model, params, batch["tokens"], how)
         return blocks.cross_entropy(EXACT, given, batch["targets"])
 
     init = partial(init_params, model)
     return blocks.language_task(init, loss, model.vocab, model.positions, options)
+
+
+def as_visited(model: Architecture) -> Architecture:
+    """The model as MFU counts it: every row visits as many experts as it chose, and no others.
+    Products of groups of rows are computed for every expert and masked, which is no work of the
+    model.
+    """
+
+    def visited(layer: Layer) -> Layer:
+        if not isinstance(layer.feed, Experts):
+            return layer
+        return replace(layer, feed=replace(layer.feed, visited="first"))
+
+    return replace(model, layers=tuple(map(visited, model.layers)))
