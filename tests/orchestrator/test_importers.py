@@ -24,7 +24,9 @@ from shardwright.orchestrator.config.importers.fields import MOST_DEPTH
 from shardwright.orchestrator.config.importers.imported import PROJECTS, Imported
 from shardwright.orchestrator.config.importers.scripts import flag_fields
 from shardwright.orchestrator.config.job_flags import imported_job
-from shardwright.orchestrator.config.model import resolve_task
+from shardwright.orchestrator.config.model import model_config, resolve_task
+from shardwright.orchestrator.models import decoder
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.explain_imported import explain
 from shardwright.orchestrator.road import build
@@ -143,6 +145,20 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "strategy.global_batch": 16,
             "mesh.tp": 2,
             "mesh.pp": 2,
+        },
+    ),
+    "Megatron Mixtral 8x7B": (
+        "megatron",
+        "megatron_mixtral_8x7b.sh",
+        {
+            "model.preset": "",
+            "model.seq_len": 4096,
+            "strategy.zero": 1,
+            "strategy.global_batch": 256,
+            "cluster.instances": 1,
+            "mesh.pp": 4,
+            "mesh.ep": 8,
+            "mesh.dp_shard": -1,
         },
     ),
     "NxDT Llama 3 8B": (
@@ -299,6 +315,73 @@ def test_sizes_that_no_preset_has_are_the_config_of_the_job(tmp_path: Path) -> N
     assert (task.name, task.tokens_per_sample) == ("model", 64)
 
 
+ROTARY = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "swiglu": True,
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+}
+ARGUMENTS = {**ROTARY, "ffn_hidden_size": 96, "padded_vocab_size": 128, "seq_length": 16}
+SIZES_OF = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 16,
+    "vocab_size": 128,
+}
+KIN = [
+    ({}, {"model_type": "llama", "intermediate_size": 96, "tie_word_embeddings": True}),
+    ({"untie_embeddings_and_output_weights": True},
+     {"model_type": "llama", "intermediate_size": 96}),
+    ({"window_size": "(7, 0)", "untie_embeddings_and_output_weights": True},
+     {"model_type": "mistral", "intermediate_size": 96, "sliding_window": 8}),
+    ({"add_qkv_bias": True, "untie_embeddings_and_output_weights": True},
+     {"model_type": "qwen2", "intermediate_size": 96}),
+    ({"qk_layernorm": True, "untie_embeddings_and_output_weights": True, "kv_channels": 32},
+     {"model_type": "qwen3", "intermediate_size": 96, "head_dim": 32}),
+    ({"num_experts": 8, "moe_router_topk": 4, "untie_embeddings_and_output_weights": True},
+     {"model_type": "mixtral", "intermediate_size": 96, "num_local_experts": 8,
+      "num_experts_per_tok": 4}),
+    ({"num_experts": 8, "qk_layernorm": True, "moe_ffn_hidden_size": 32, "kv_channels": 32,
+      "untie_embeddings_and_output_weights": True},
+     {"model_type": "qwen3_moe", "intermediate_size": 96, "moe_intermediate_size": 32,
+      "num_experts": 8,
+      "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": 32}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "config"), KIN, ids=[row[1]["model_type"] for row in KIN])
+def test_parts_of_a_model_are_its_type(
+    more: dict[str, Any], config: dict[str, Any], tmp_path: Path
+) -> None:
+    path = written(tmp_path, "args.json", json.dumps(ARGUMENTS | more))
+    job, _ = read("megatron", path)
+    assert json.loads(job.model.config) == SIZES_OF | config
+    resolve_task(job)  # which every key is a part of
+
+
+@pytest.mark.parametrize(("flavor", "params"), [("0.6B", 596_049_920), ("30B-A3B", 30_532_122_624)])
+def test_flavors_of_qwen3_have_the_published_sizes(
+    flavor: str, params: int, tmp_path: Path
+) -> None:
+    path = titan(tmp_path, model={"name": "qwen3", "flavor": flavor}, training={})
+    job, _ = read("torchtitan", path)
+    model = architecture_of(model_config(job))
+    assert decoder.count_params(model) == params
+
+
+def test_experts_are_spread_over_ranks_that_share_samples(tmp_path: Path) -> None:
+    more = {"num_experts": 8, "expert_model_parallel_size": 4, "tensor_model_parallel_size": 2}
+    flags = {"untie_embeddings_and_output_weights": True, "expert_tensor_parallel_size": 1}
+    path = written(tmp_path, "args.json", json.dumps(ARGUMENTS | more | flags))
+    job, found = read("megatron", path)
+    assert (job.mesh.ep, job.mesh.dp_shard, job.mesh.dp_replicate, job.mesh.tp) == (4, 4, -1, 2)
+    assert "experts are split over tp 2 as the rest, not over 1" in found.section()["assumed"]
+
+
 def test_a_config_that_the_file_names_is_read(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     config = {"model_type": "llama", "vocab_size": 512, "num_hidden_layers": 9, **sizes}
@@ -412,14 +495,13 @@ REFUSED = [
      " memory here"),
     ("torchtitan", {"training": {"dtype": "bfloat16"}}, 7,
      "training.dtype requires float32, got bfloat16: stored parameters and moments are fp32 here"),
-    ("torchtitan", {"parallelism": {"expert_parallel_degree": 4}}, 7,
-     "parallelism.expert_parallel_degree requires 0 or 1, got 4: experts are not built from this"
-     " configuration"),
+    ("torchtitan", {"parallelism": {"expert_parallel_degree": 0}}, 7,
+     "parallelism.expert_parallel_degree requires a whole number from 1 to 2147483647, got 0"),
     ("torchtitan", {"activation_checkpoint": {"mode": "selective", "selective_ac_option": "2"}}, 8,
      "activation_checkpoint.selective_ac_option requires op under selective recomputation, got 2:"
      " every so many layers"),
     ("torchtitan", {"model": {"name": "llama4", "flavor": "8B"}}, 3,
-     "model.name requires one of llama3, got llama4"),
+     "model.name requires one of llama3, qwen3, got llama4"),
     ("torchtitan", {"model": {"name": "llama3", "flavor": "9B"}}, 4,
      "model.flavor requires one of debugmodel, 8B, 70B, 405B, got 9B"),
     ("torchtitan", {"training": {"seq_len": 1e300}}, 7,
@@ -431,14 +513,21 @@ REFUSED = [
     ("torchtitan", {"parallelism": {"tensor_parallel_degree": 2147483647}}, 7,
      "parallelism.tensor_parallel_degree requires ranks that at most 65536 instances hold, got"
      " 2,147,483,647 ranks"),
-    ("megatron", {"num_layers": 4, "num_experts": 8}, 3,
-     "num_experts requires 1 or 0, got 8: experts are not built from these arguments"),
+    ("megatron", {"moe_shared_expert_intermediate_size": 64, "num_layers": 4}, 2,
+     "moe_shared_expert_intermediate_size requires 0, got 64: experts that all rows visit are not"
+     " built from these arguments"),
+    ("megatron", {**ROTARY, "window_size": "7,0", "num_experts": 8}, 9,
+     "num_experts requires parts that a model type has together (llama, mistral, qwen2, qwen3,"
+     " mixtral, qwen3_moe), got windows of attention and experts"),
+    ("megatron", {**ROTARY, "window_size": "7,7"}, 8,
+     "window_size requires positions before and none behind a token, as in 4095,0, got 7,7"),
+    ("megatron", {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "kv_channels": 8},
+     5, "kv_channels requires --kv-channels 16, the width over the heads, got 8"),
     ("megatron", {"num_layers": 4}, 0, "hidden requires --hidden-size, got none"),
     ("megatron", {"num_layers": "$N"}, 2,
      "num_layers requires a whole number from 1 to 2147483647, got $N"),
-    ("nxdt", {"model": {"num_layers": 32, "moe": {"num_experts": 8}}}, 4,
-     "model.moe.num_experts requires nothing, got 8: experts are not built from this"
-     " configuration"),
+    ("nxdt", {"model": {"num_layers": 32, "moe": {"frequency": 2}}}, 4,
+     "model.moe.frequency requires 1, got 2: all layers have experts here"),
     ("nxdt", {"model": {"num_layers": 32, "peft": {"lora_rank": 16}}}, 4,
      "model.peft.lora_rank requires nothing, got 16: adapters hold other state than a whole model"),
     ("nxdt", {"precision": {"type": "bf16SR"}}, 2,

@@ -31,13 +31,26 @@ _RATE = nothing("a number of the update, not its work")
 _MADE = nothing("which code of the other machine computes it")
 _OVERLAP = nothing("the scheduler decides what runs beside collectives")
 _OWN = "give the model as an entry of your own (docs/own-step.md)"
-_EXPERTS = only(1, 0, says="experts are not built from these arguments", hint=_OWN)
+_BALANCE = instead(
+    0, "none", assumes="{name} {value}: the loss that balances experts is not computed"
+)
+_ROUTER = only(False, says="routers that normalise the best of a softmax are built", hint=_OWN)
 _ABSENT = only(False, says="it is not built from these arguments", hint=_OWN)
 _FLOAT8 = instead(
     assumes="{name} {value}: products are computed in bfloat16, not in a type of 8 bits"
 )
 _DROPPED = instead(0, assumes="{name} {value}: nothing is dropped, so no masks are drawn")
 _LATENT = nothing("of the model's latent attention, which its own flag asks for")
+
+
+def _window(value: Any) -> int:
+    """How many positions a token sees, itself among them: `--window-size 4095,0` is how many
+    before and behind it."""
+    before, _, behind = str(value).strip("()[]").partition(",")
+    if behind.strip() != "0":
+        raise ValueError("positions before and none behind a token, as in 4095,0")
+    return int(whole(1)(before.strip())) + 1
+
 
 TABLE: Table = MappingProxyType(
     {
@@ -70,17 +83,46 @@ TABLE: Table = MappingProxyType(
         "normalization": key("norm", words({"LayerNorm": "layer", "RMSNorm": "rms"}), "LayerNorm"),
         "apply_layernorm_1p": nothing("another form of the same norm"),
         "norm_epsilon": key("eps", real),
-        "qk_layernorm": _ABSENT,
+        "qk_layernorm": key("has_head_norms", given),
         "disable_bias_linear": key("has_no_bias", given),
         "add_bias_linear": nothing("disable_bias_linear says whether"),
-        "add_qkv_bias": _ABSENT,
+        "add_qkv_bias": key("has_qkv_bias", given),
         "untie_embeddings_and_output_weights": key("is_untied", given),
         "multi_latent_attention": _ABSENT,
         **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim", "v_head_dim"), _LATENT),
-        "num_experts": _EXPERTS,
-        "expert_model_parallel_size": _EXPERTS,
-        "expert_tensor_parallel_size": _EXPERTS,
-        "window_size": only(says="attention sees all earlier positions here", hint=_OWN),
+        "num_experts": key("experts", whole(1)),
+        "moe_router_topk": key("chosen", whole(1)),
+        "moe_ffn_hidden_size": key("expert_ffn", whole(1)),
+        "moe_layer_freq": only(1, says="all layers have experts here", hint=_OWN),
+        "moe_shared_expert_intermediate_size": only(
+            0, says="experts that all rows visit are not built from these arguments", hint=_OWN
+        ),
+        "moe_router_load_balancing_type": _BALANCE,
+        "moe_aux_loss_coeff": _BALANCE,
+        "moe_z_loss_coeff": _BALANCE,
+        "moe_expert_capacity_factor": instead(
+            assumes="{name} {value}: no row is dropped, experts take as many as choose them"
+        ),
+        "moe_pad_expert_input_to_capacity": nothing("no row is dropped"),
+        "moe_token_drop_policy": nothing("no row is dropped"),
+        "moe_router_pre_softmax": _ROUTER,
+        "moe_router_score_function": only(
+            "softmax", says="routers score by softmax here", hint=_OWN
+        ),
+        "moe_router_enable_expert_bias": _ROUTER,
+        "moe_router_num_groups": only(says="routers choose among all experts here", hint=_OWN),
+        "moe_router_group_topk": only(says="routers choose among all experts here", hint=_OWN),
+        "moe_router_dtype": nothing("routers are computed as the rest"),
+        **dict.fromkeys(
+            (
+                *("moe_grouped_gemm", "moe_token_dispatcher_type", "moe_permute_fusion"),
+                *("moe_use_legacy_grouped_gemm", "moe_per_layer_logging", "moe_router_fusion"),
+            ),
+            _MADE,
+        ),
+        "expert_model_parallel_size": key("mesh.ep", whole(1)),
+        "expert_tensor_parallel_size": key("expert_tp", whole(1)),
+        "window_size": key("window", _window),
         "spec": only(says="a model made by a module of its own", hint=_OWN),
         "mtp_num_layers": only(0, says="heads of later tokens are not built", hint=_OWN),
         "attention_dropout": _DROPPED,
@@ -249,10 +291,8 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
     data = "shard" if zero else "replicate"
     tp, pp = reading.get("mesh.tp"), reading.get("mesh.pp")
     per_node, nodes = reading.get("per_node", 0), reading.get("nodes", 1)
-    ranks = Ranks(
-        **{"pp": pp, "tp": tp, "cp": reading.get("mesh.cp"), data: 0},
-        number=reading.get("world", per_node * nodes),
-    )
+    sizes = {"pp": pp, "tp": tp, "cp": reading.get("mesh.cp"), "ep": _experts(reading), data: 0}
+    ranks = Ranks(**({"shard": sizes["ep"]} | sizes), number=reading.get("world", per_node * nodes))
     cores = asked.cores_of(FIRST_TARGET)
     tables |= cluster_tables(reading, ranks, cores, asked.instances)
     tables["strategy"] = {
@@ -306,27 +346,41 @@ def _gpt(reading: Reading, sizes: dict[str, Any]) -> dict[str, Any]:
     for fact, what in (("has_no_bias", "biases"), ("is_untied", "one matrix for both ends")):
         if reading.get(fact):
             reading.assumed.append(f"the GPT has {what}: without is not built")
+    if (sizes["head_dim"] or 1) * sizes["heads"] not in (sizes["heads"], sizes["hidden"]):
+        width = f"--kv-channels {sizes['hidden'] // sizes['heads']}, the width over the heads"
+        raise reading.refuse("head_dim", width, f"{sizes['head_dim']}", _OWN)
     sizes["ffn"] = sizes["ffn"] or 4 * sizes["hidden"]
     return model_tables(reading, "gpt", sizes)
 
 
 def _llama(reading: Reading, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Llama: rotary positions, RMSNorm, a gated MLP, no biases."""
+    """Llama and its kin: rotary positions, RMSNorm, a gated MLP, no biases of linear layers."""
     if reading.get("norm") == "layer":
         reading.assumed.append("LayerNorm is computed as RMSNorm, the norm of this family")
     if not reading.get("has_no_bias"):
         reading.assumed.append("linear layers have no biases, as in this family")
-    if not reading.get("is_untied"):
-        raise reading.refuse(
-            "is_untied",
-            "--untie-embeddings-and-output-weights with rotary positions",
-            "tied ends",
-            "give the model as --model config.json with tie_word_embeddings",
-        )
+    sizes["is_tied"] = True if not reading.get("is_untied") else None
+    for part in ("window", "has_qkv_bias", "has_head_norms", "experts", "chosen", "expert_ffn"):
+        sizes[part] = reading.get(part)
     groups = reading.get("groups", 1) if reading.get("is_grouped") else sizes["heads"]
     sizes["kv_heads"] = groups
-    sizes["ffn"] = sizes["ffn"] or int(4 * sizes["hidden"] * 2 / 3) // 64 * 64
-    return model_tables(reading, "llama", sizes)
+    ffn = sizes["ffn"] or int(4 * sizes["hidden"] * 2 / 3) // 64 * 64
+    if sizes["experts"]:
+        wide, chosen = sizes["expert_ffn"] or ffn, sizes["chosen"] or _CHOSEN
+        sizes |= {"expert_ffn": wide, "chosen": chosen}
+    return model_tables(reading, "llama", {**sizes, "ffn": ffn})
+
+
+_CHOSEN = 2
+"""`--moe-router-topk` where it is not said."""
+
+
+def _experts(reading: Reading) -> int:
+    """Over how many ranks the experts are spread."""
+    tp = reading.get("mesh.tp")
+    if (given_tp := reading.get("expert_tp", tp)) != tp:
+        reading.assumed.append(f"experts are split over tp {tp} as the rest, not over {given_tp}")
+    return int(reading.get("mesh.ep", 1))
 
 
 def _vocab(reading: Reading) -> int | None:

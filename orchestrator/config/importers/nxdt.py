@@ -44,7 +44,6 @@ _HOST = nothing("how the host runs programs")
 _MADE = nothing("which kernel computes it: the compiler's choice here")
 _PRECISION = nothing("of precision.type manual alone")
 _OWN = "give the model as an entry of your own (docs/own-step.md)"
-_EXPERTS = only(1, 0, says="experts are not built from this configuration", hint=_OWN)
 _DROPPED = instead(0, assumes="{name} {value}: nothing is dropped, so no masks are drawn")
 
 TABLE: Table = MappingProxyType(
@@ -68,7 +67,7 @@ TABLE: Table = MappingProxyType(
         "distributed_strategy.tensor_model_parallel_size": key("mesh.tp", whole(1), 1),
         "distributed_strategy.pipeline_model_parallel_size": key("mesh.pp", whole(1), 1),
         "distributed_strategy.context_parallel_size": key("mesh.cp", whole(1), 1),
-        "distributed_strategy.expert_model_parallel_size": _EXPERTS,
+        "distributed_strategy.expert_model_parallel_size": key("mesh.ep", whole(1)),
         "distributed_strategy.virtual_pipeline_model_parallel_size": key("parts", whole(1), 1),
         "distributed_strategy.zero1": key("is_zero1", switch, False),
         "distributed_strategy.sequence_parallel": key("strategy.sequence_parallel", switch, False),
@@ -108,7 +107,20 @@ TABLE: Table = MappingProxyType(
         "model.hidden_dropout": _DROPPED,
         "model.attention_dropout": _DROPPED,
         "model.ffn_dropout": _DROPPED,
-        "model.moe.*": only(says="experts are not built from this configuration", hint=_OWN),
+        "model.moe.num_experts": key("experts", whole(1)),
+        "model.moe.top_k": key("chosen", whole(1)),
+        "model.moe.frequency": only(1, says="all layers have experts here", hint=_OWN),
+        "model.moe.glu_mlp": only(True, says="experts are gated here", hint=_OWN),
+        "model.moe.normalize_top_k_affinities": only(
+            True, says="what an expert counts is normalised here", hint=_OWN
+        ),
+        "model.moe.dropless": nothing("no row is dropped"),
+        "model.moe.capacity_factor": instead(
+            0, assumes="{name} {value}: no row is dropped, experts take as many as choose them"
+        ),
+        "model.moe.router_aux_loss_coef": instead(
+            0, assumes="{name} {value}: the loss that balances experts is not computed"
+        ),
         "model.peft.*": only(
             says="adapters hold other state than a whole model",
             hint="leave peft out to plan training of all parameters",
@@ -218,6 +230,7 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
         pp=pp,
         tp=reading.get("mesh.tp"),
         cp=reading.get("mesh.cp"),
+        ep=reading.get("mesh.ep", 1),
         **{"shard" if is_zero1 else "replicate": 0},
         number=devices * reading.get("nodes"),
     )
@@ -255,6 +268,9 @@ def _model(reading: Reading) -> dict[str, Any]:
         reading.assumed.append(f"{named} is not here: what the file itself says is the model")
     facts = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
     sizes = {name: reading.get(name) for name in (*facts, "positions", "rope_theta", "eps")}
+    if experts := reading.get("experts"):
+        chosen = reading.get("chosen", 1)
+        sizes |= {"experts": experts, "chosen": chosen, "expert_ffn": sizes["ffn"]}
     return model_tables(reading, "llama", sizes)
 
 

@@ -1,11 +1,12 @@
 """torchtitan's job configuration: resolved JSON, or TOML of the releases that read it.
 
 Source: pytorch/torchtitan, `torchtitan/config/job_config.py` (releases up to 0.2) and
-`torchtitan/config/configs.py`; sizes of `torchtitan/models/llama3/__init__.py`.
+`torchtitan/config/configs.py`; sizes of `torchtitan/models/{llama3,qwen3}/__init__.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -37,12 +38,6 @@ _DATA = nothing("which data is read, not how much")
 _RATE = nothing("a number of the update, not its work")
 _MADE = nothing("how the other machine makes code")
 _FLOAT8 = nothing("how float8 is made; the converters say whether it is")
-_EXPERTS = only(
-    0,
-    1,
-    says="experts are not built from this configuration",
-    hint="give the model as an entry of your own (docs/own-step.md), with --mesh ep=...",
-)
 
 TABLE: Table = MappingProxyType(
     {
@@ -110,8 +105,10 @@ TABLE: Table = MappingProxyType(
         "parallelism.tensor_parallel_degree": key("mesh.tp", whole(1), 1),
         "parallelism.pipeline_parallel_degree": key("mesh.pp", whole(1), 1),
         "parallelism.context_parallel_degree": key("mesh.cp", whole(1), 1),
-        "parallelism.expert_parallel_degree": _EXPERTS,
-        "parallelism.expert_tensor_parallel_degree": _EXPERTS,
+        "parallelism.expert_parallel_degree": key("mesh.ep", whole(1)),
+        "parallelism.expert_tensor_parallel_degree": instead(
+            1, assumes="{name} {value}: experts are split over tp as the rest"
+        ),
         "experimental.pipeline_parallel_degree": key("mesh.pp", whole(1)),
         "experimental.context_parallel_degree": key("mesh.cp", whole(1)),
         "parallelism.fsdp_reshard_after_forward": key(
@@ -212,16 +209,46 @@ TABLE: Table = MappingProxyType(
 )
 """Rows by `table.field`."""
 
-_WIDE: dict[str, Any] = {"vocab": 128256, "rope_theta": 500000.0, "positions": 8192}
-FLAVORS: dict[str, dict[str, Any]] = {
-    "debugmodel": {"layers": 6, "hidden": 256, "ffn": 768, "heads": 16, "kv_heads": 16}
-    | _WIDE
-    | {"vocab": 2048},
-    "8B": {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8} | _WIDE,
-    "70B": {"layers": 80, "hidden": 8192, "ffn": 28672, "heads": 64, "kv_heads": 8} | _WIDE,
-    "405B": {"layers": 126, "hidden": 16384, "ffn": 53248, "heads": 128, "kv_heads": 8} | _WIDE,
+_LLAMA3: dict[str, Any] = {"vocab": 128256, "rope_theta": 500000.0, "positions": 8192}
+_QWEN3: dict[str, Any] = {
+    "vocab": 151936,
+    "rope_theta": 1e6,
+    "positions": 4096,
+    "head_dim": 128,
+    "eps": 1e-6,
+    "has_head_norms": True,
 }
-"""Sizes of the flavors of `llama3`; MLPs are rounded up to multiples, as the registry does it."""
+
+
+def _shape(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> dict[str, Any]:
+    return {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
+
+
+def _experts(layers: int, hidden: int, heads: int, expert_ffn: int) -> dict[str, Any]:
+    shape = _shape(layers, hidden, heads, 4, 3 * hidden)
+    return _QWEN3 | shape | {"experts": 128, "chosen": 8, "expert_ffn": expert_ffn}
+
+
+FLAVORS: Mapping[str, Mapping[str, dict[str, Any]]] = {
+    "llama3": {
+        "debugmodel": _LLAMA3 | _shape(6, 256, 16, 16, 768) | {"vocab": 2048},
+        "8B": _LLAMA3 | _shape(32, 4096, 32, 8, 14336),
+        "70B": _LLAMA3 | _shape(80, 8192, 64, 8, 28672),
+        "405B": _LLAMA3 | _shape(126, 16384, 128, 8, 53248),
+    },
+    "qwen3": {
+        "0.6B": _QWEN3 | _shape(28, 1024, 16, 8, 3072) | {"is_tied": True},
+        "1.7B": _QWEN3 | _shape(28, 2048, 16, 8, 6144) | {"is_tied": True},
+        "4B": _QWEN3 | _shape(36, 2560, 32, 8, 9728) | {"is_tied": True},
+        "8B": _QWEN3 | _shape(36, 4096, 32, 8, 12288),
+        "14B": _QWEN3 | _shape(40, 5120, 40, 8, 17408),
+        "32B": _QWEN3 | _shape(64, 5120, 64, 8, 25600),
+        "30B-A3B": _experts(48, 2048, 32, 768),
+        "235B-A22B": _experts(94, 4096, 64, 1536),
+    },
+}
+"""Sizes of the flavors by model; MLPs are rounded up to multiples, as the registry does it."""
+_OTHER_NAMES = {"llama3_ft": "llama3"}
 
 
 def meaning(reading: Reading, asked: Asked) -> Meaning:
@@ -235,6 +262,7 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
         pp=pp,
         cp=reading.get("mesh.cp"),
         tp=reading.get("mesh.tp"),
+        ep=reading.get("mesh.ep", 1),
         shard=0 if shard < 1 else shard,
         replicate=reading.get("mesh.dp_replicate"),
     )
@@ -266,14 +294,16 @@ def _check_selective(reading: Reading) -> None:
 
 def _sizes(reading: Reading) -> dict[str, Any]:
     """The sizes of the flavor. Raises UsageError for one that is unknown or was changed."""
-    if (name := reading.get("name")) not in ("llama3", "llama3_ft"):
-        raise one_of(reading, "name", name, {"llama3": None})
+    name = reading.get("name")
+    flavors = FLAVORS.get(_OTHER_NAMES.get(name, name))
+    if flavors is None:
+        raise one_of(reading, "name", name, FLAVORS)
     flavor = reading.get("flavor") or ""
     plain = flavor.removesuffix("_flex_attn").removesuffix("_varlen_attn")
     plain = plain.removesuffix("_flex").removesuffix("_varlen")
-    if plain not in FLAVORS:
-        raise one_of(reading, "flavor", flavor or "none", FLAVORS)
-    sizes = FLAVORS[plain]
+    if plain not in flavors:
+        raise one_of(reading, "flavor", flavor or "none", flavors)
+    sizes = flavors[plain]
     for fact in ("hidden", "layers", "vocab", "heads", "kv_heads", "ffn"):
         if reading.get(fact, sizes[fact]) != sizes[fact]:
             raise reading.refuse(
