@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from shardwright import TrainTask
-from shardwright.orchestrator.models import moe
+from shardwright.orchestrator.models import decoder
+from shardwright.orchestrator.models.architecture import Experts
 from shardwright.orchestrator.models.blocks import TaskOptions
-from shardwright.orchestrator.models.llama import LlamaConfig
+from shardwright.orchestrator.models.family_table import architecture_of
 
 SIZES = {
     "hidden_size": 256,
@@ -20,4 +21,5 @@ SIZES = {
 def make_task() -> TrainTask:
     """Every expert has room for a quarter more rows than its even part."""
     options = TaskOptions(seq_len=256, remat="full", name="experts")
-    return moe.train_task(LlamaConfig.from_dict(SIZES), moe.Experts(8), options)
+    feed = Experts(count=8, chosen=2, width=512, routing="products")
+    return decoder.train_task(architecture_of(SIZES).fed_by(feed), options)

@@ -6,9 +6,10 @@ layers that are equal to each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.models.rope import Rope
 
 
@@ -62,7 +63,10 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Feed-forward blocks of which every row visits the `chosen` best."""
+    """Feed-forward blocks of which every row visits the `chosen` best.
+
+    Raises UsageError for a choice that cannot be made.
+    """
 
     count: int
     chosen: int
@@ -73,12 +77,24 @@ class Experts:
     """Of the router and the experts."""
     limit: float = 0.0
     """Where gate and value are clamped (gpt-oss); 0: nowhere, SwiGLU."""
-    visited: str = "chosen"
-    """Which experts' blocks are computed: `chosen`, or as many of the `first`, of which FLOPs are
-    counted."""
+    routing: str = "grouped"
+    """How rows go to experts (`experts.py`), one of `ROUTINGS`."""
+    capacity_factor: float = 1.25
+    """Of an expert's even share of a sequence, which is as many rows as it takes of one; "grouped"
+    takes all."""
+
+    def __post_init__(self) -> None:
+        room = self.capacity_factor > 0 and self.routing in ROUTINGS and self.router in ROUTERS
+        if not 1 <= self.chosen <= self.count or not room:
+            raise UsageError(
+                "SW_MODEL_CONFIG",
+                "experts require 1 <= chosen <= count, room, and a routing of"
+                f" {', '.join(ROUTINGS)}, got {self}",
+            )
 
 
 ROUTERS = ("softmax, top-k, normalised", "softmax, top-k", "top-k, softmax")
+ROUTINGS = ("products", "sorted", "grouped", "first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +138,12 @@ class Architecture:
     """Of attention weights and, with `drops_states`, of embeddings and what is added to the
     residual."""
     drops_states: bool = True
+    fused: bool = False
+    """Whether projections that read the same input are one matrix (Megatron-LM, NxD)."""
+
+    def fed_by(self, feed: Mlp | Experts) -> Architecture:
+        """The same with another feed-forward part in every layer."""
+        return replace(self, layers=tuple(replace(layer, feed=feed) for layer in self.layers))
 
     @property
     def windows(self) -> tuple[int, ...]:

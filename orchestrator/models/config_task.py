@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import config_file, decoder, llama
+from shardwright.orchestrator.models import config_file, decoder
+from shardwright.orchestrator.models.architecture import Architecture
 from shardwright.orchestrator.models.blocks import TaskOptions
 from shardwright.orchestrator.models.config_file import Config
 from shardwright.orchestrator.models.family_table import architecture_of
-from shardwright.orchestrator.models.layers import Precision
+from shardwright.orchestrator.models.layers import Precision, check_remat
+
+COMPUTE_TYPES = {"f32": "f32", "fp32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
 
 
 def train_task(
-    config: Config,
+    config: Config | Architecture,
     *,
     seq_len: int,
     dtype: str = "f32",
@@ -26,15 +30,15 @@ def train_task(
     Raises: UsageError for a config that is not built here, an unknown type, optimizer or remat, a
     sequence longer than the config allows, and for none where it does not say how long one is.
     """
-    model = architecture_of(config)
+    model = config if isinstance(config, Architecture) else architecture_of(config)
     scalings = (layer.attention.rope.scaling for layer in model.layers if layer.attention.rope)
     scaling = next((found for found in scalings if found), None)
     window = max(model.windows, default=0)
     seq_len = seq_len or config_file.usual_length(model.positions, scaling, window)
-    llama.check_options(model.positions, seq_len, dtype, remat)
+    _check(model.positions, seq_len, dtype, remat)
     options = TaskOptions(
         seq_len=seq_len,
-        precision=Precision(activations=llama.COMPUTE_TYPES[dtype]),
+        precision=Precision(activations=COMPUTE_TYPES[dtype]),
         optimizer=optimizer,
         clip=clip,
         lr=lr,
@@ -43,3 +47,16 @@ def train_task(
         name=name,
     )
     return decoder.train_task(model, options)
+
+
+def _check(positions: int, seq_len: int, dtype: str, remat: str) -> None:
+    """Raises UsageError for an option out of range of a model of so many positions."""
+    if dtype not in COMPUTE_TYPES:
+        raise UsageError("SW_DTYPE", f"dtype requires {', '.join(COMPUTE_TYPES)}, got {dtype}")
+    check_remat(remat)
+    if not 1 <= seq_len <= positions:
+        raise UsageError(
+            "SW_SEQ_LEN",
+            f"seq_len requires 1 to {positions} (max_position_embeddings), got {seq_len}",
+            hint="set max_position_embeddings of the config to as many",
+        )

@@ -10,8 +10,9 @@ Einsum letters: b batch, t and s positions, k kv heads, g heads per kv head, e h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import blocks, moe
+from shardwright.orchestrator.models import blocks, experts
 from shardwright.orchestrator.models.architecture import (
     Activation,
     Architecture,
@@ -43,104 +44,149 @@ from shardwright.orchestrator.models.layers import (
 )
 from shardwright.orchestrator.models.rope import Rope, Tables, rotate, tables
 
-Shapes = dict[str, tuple[int, ...]]
 _UNIT_NORMS = ("rms", "layer")
 """Norms whose weight is their scale; that of the others is what is added to one."""
 
 
-def shapes(model: Architecture) -> dict[str, Any]:
-    """The shape of every parameter, as a tree."""
+class Fresh(StrEnum):
+    """What a leaf of fresh parameters holds: normal 0.02, or one number everywhere."""
+
+    DRAWN = "drawn"
+    ONE = "one"
+    ZERO = "zero"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An array of parameters."""
+
+    shape: tuple[int, ...]
+    fresh: Fresh = Fresh.DRAWN
+
+    def stacked(self, *sizes: int) -> Leaf:
+        """So many of it as one array."""
+        return replace(self, shape=(*sizes, *self.shape))
+
+
+Leaves = dict[str, Leaf]
+TablesByRope = Mapping[Rope | None, Tables | None]
+
+
+def leaves(model: Architecture) -> dict[str, Any]:
+    """Every array of parameters, as a tree."""
     m, stack = model, stacked(model.layers)
-    outer: dict[str, Any] = {"embed": (m.vocab, m.hidden)}
+    outer: dict[str, Any] = {"embed": Leaf((m.vocab, m.hidden))}
     if m.learned_positions:
-        outer["positions"] = (m.positions, m.hidden)
-    outer |= _norm_shapes(m.norm, "final_norm", m.hidden)
-    if not m.tied:
-        outer["lm_head"] = (m.hidden, m.vocab)
-    period = [_stacked_shapes(m, layer, stack.times) for layer in stack.period]
+        outer["positions"] = Leaf((m.positions, m.hidden))
+    period = [
+        {name: leaf.stacked(stack.times) for name, leaf in layer_leaves(m, layer).items()}
+        for layer in stack.period
+    ]
     outer["layers"] = period[0] if len(period) == 1 else _numbered(period)
     for name, layers in (("first", stack.first), ("last", stack.last)):
         if layers:
-            outer[name] = _numbered([layer_shapes(m, layer) for layer in layers])
-    return outer
+            outer[name] = _numbered([layer_leaves(m, layer) for layer in layers])
+    if not m.tied:
+        outer["lm_head"] = Leaf((m.hidden, m.vocab))
+    return outer | _norm_leaves(m.norm, "final_norm", m.hidden)
 
 
-def _numbered(parts: Sequence[Shapes]) -> dict[str, Shapes]:
+def _numbered(parts: Sequence[Leaves]) -> dict[str, Leaves]:
     return {str(number): part for number, part in enumerate(parts)}
 
 
-def _stacked_shapes(model: Architecture, layer: Layer, times: int) -> Shapes:
-    return {name: (times, *shape) for name, shape in layer_shapes(model, layer).items()}
-
-
-def layer_shapes(model: Architecture, layer: Layer) -> Shapes:
-    """Shapes of one layer's parameters."""
+def layer_leaves(model: Architecture, layer: Layer) -> Leaves:
+    """One layer's arrays."""
     a, width, norm = layer.attention, model.hidden, model.norm
     inner, kv = (n * a.head_dim for n in (a.heads, a.kv_heads))
-    found: Shapes = {"wq": (width, inner), "wk": (width, kv), "wv": (width, kv)}
-    found["wo"] = (inner, width)
+    feed = _feed_leaves(layer.feed, width)
+    found = {"wq": Leaf((width, inner)), "wk": Leaf((width, kv)), "wv": Leaf((width, kv))}
+    found |= {name: feed.pop(name) for name in ("w_gate", "w_up") if name in feed}
+    found |= {"wo": Leaf((inner, width))} | feed
+    if model.fused:
+        found = _fused(found)
     if a.bias:
-        found |= {"bq": (inner,), "bk": (kv,), "bv": (kv,)}
+        found |= {
+            f"b{name}": Leaf((n,), Fresh.ZERO) for name, n in (("q", inner), ("k", kv), ("v", kv))
+        }
     if a.out_bias:
-        found["bo"] = (width,)
+        found["bo"] = Leaf((width,), Fresh.ZERO)
     if a.head_norm:
-        found |= _norm_shapes(a.head_norm, "q_norm", a.head_dim)
-        found |= _norm_shapes(a.head_norm, "k_norm", a.head_dim)
+        found |= _norm_leaves(a.head_norm, "q_norm", a.head_dim)
+        found |= _norm_leaves(a.head_norm, "k_norm", a.head_dim)
     if a.sinks:
-        found["sinks"] = (a.heads,)
+        found["sinks"] = Leaf((a.heads,), Fresh.ZERO)
     sandwich = ("attended_norm", "fed_norm") if layer.placement == "sandwich" else ()
     for name in ("attn_norm", "mlp_norm", *sandwich):
-        found |= _norm_shapes(norm, name, width)
-    return found | _feed_shapes(layer.feed, width)
+        found |= _norm_leaves(norm, name, width)
+    return found
 
 
-def _norm_shapes(norm: Norm, name: str, width: int) -> Shapes:
-    bias: Shapes = {f"{name}_bias": (width,)} if norm.kind == "layer" else {}
-    return {name: (width,)} | bias
+def _norm_leaves(norm: Norm, name: str, width: int) -> Leaves:
+    fresh = Fresh.ONE if norm.kind in _UNIT_NORMS else Fresh.ZERO
+    bias = {f"{name}_bias": Leaf((width,), Fresh.ZERO)} if norm.kind == "layer" else {}
+    return {name: Leaf((width,), fresh)} | bias
 
 
-def _feed_shapes(feed: Mlp | Experts, width: int) -> Shapes:
-    """Shapes of a feed-forward part; those of experts have their number in front."""
+def _feed_leaves(feed: Mlp | Experts, width: int) -> Leaves:
+    """Arrays of a feed-forward part; those of experts have their number in front."""
     read = ("w_up",) if isinstance(feed, Mlp) and not feed.gated else ("w_gate", "w_up")
-    found: Shapes = {name: (width, feed.width) for name in read}
-    found["w_down"] = (feed.width, width)
+    found = {name: Leaf((width, feed.width)) for name in read}
+    found["w_down"] = Leaf((feed.width, width))
     if feed.bias:
-        found |= {f"b{name[1:]}": (shape[1],) for name, shape in found.items()}
+        found |= {f"b{n[1:]}": Leaf((w.shape[1],), Fresh.ZERO) for n, w in found.items()}
     if isinstance(feed, Experts):
-        found = {name: (feed.count, *shape) for name, shape in found.items()}
-        found["router"] = (width, feed.count)
+        found = {name: leaf.stacked(feed.count) for name, leaf in found.items()}
+        found["router"] = Leaf((width, feed.count))
         if feed.bias:
-            found["router_bias"] = (feed.count,)
+            found["router_bias"] = Leaf((feed.count,), Fresh.ZERO)
+    return found
+
+
+_FUSED = {"w_qkv": ("wq", "wk", "wv"), "w_kv": ("wk", "wv"), "w_gate_up": ("w_gate", "w_up")}
+"""Matrices of fused projections -> what they stand for, of equal widths; the first that fits."""
+
+
+def _fused(found: Leaves) -> Leaves:
+    """Projections that read the same input as one array [D, parts, width]."""
+    for name, parts in _FUSED.items():
+        shapes = {found[part].shape for part in parts if part in found}
+        if len(shapes) == 1 and set(parts) <= found.keys():
+            (width, inner), *_ = shapes
+            found = {n: leaf for n, leaf in found.items() if n not in parts}
+            found[name] = Leaf((width, len(parts), inner))
     return found
 
 
 def count_params(model: Architecture) -> int:
     """Elements of all parameters."""
-    leaves = jax.tree.leaves(shapes(model), is_leaf=lambda node: isinstance(node, tuple))
-    return sum(math.prod(shape) for shape in leaves)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(leaves(model)))
 
 
 def init_params(model: Architecture, key: jax.Array) -> Params:
-    """Fresh parameters, fp32: normal 0.02 for matrices, scales of one, biases and sinks of zero."""
+    """Fresh parameters, fp32."""
+    tree = leaves(model)
+    drawn = [leaf for leaf in _in_order(tree) if leaf.fresh is Fresh.DRAWN]
+    keys = iter(jax.random.split(key, len(drawn)))
 
-    def made(path: tuple[Any, ...], shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-        name = path[-1].key
-        if "norm" in name and not name.endswith("bias"):
-            head = name in ("q_norm", "k_norm")
-            norm = model.layers[0].attention.head_norm if head else model.norm
-            return jnp.full(shape, float(norm is None or norm.kind in _UNIT_NORMS))
-        if name == "sinks" or name.startswith("b") or name.endswith("bias"):
-            return jnp.zeros(shape)
-        return INIT_STD * jax.random.normal(key, shape, jnp.float32)
+    def made(node: Any) -> Any:
+        if not isinstance(node, Leaf):
+            return {name: made(inner) for name, inner in node.items()}
+        if node.fresh is Fresh.DRAWN:
+            return INIT_STD * jax.random.normal(next(keys), node.shape, jnp.float32)
+        return jnp.full(node.shape, float(node.fresh is Fresh.ONE), jnp.float32)
 
-    tree = shapes(model)
-    paths, structure = jax.tree.flatten_with_path(
-        tree, is_leaf=lambda node: isinstance(node, tuple)
-    )
-    keys = jax.random.split(key, len(paths))
-    leaves = [made(path, size, k) for (path, size), k in zip(paths, keys, strict=True)]
-    params: Params = jax.tree.unflatten(structure, leaves)
+    params: Params = made(tree)
     return params
+
+
+def _in_order(node: Any) -> Iterator[Leaf]:
+    """Leaves in the order in which they were written."""
+    if isinstance(node, Leaf):
+        yield node
+    else:
+        for inner in node.values():
+            yield from _in_order(inner)
 
 
 def normed(norm: Norm, layer: Params, name: str, x: jax.Array) -> jax.Array:
@@ -161,13 +207,22 @@ def _linear(layer: Params, name: str, x: jax.Array) -> jax.Array:
     return made + layer[f"b{name}"].astype(x.dtype) if f"b{name}" in layer else made
 
 
+def _projected(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
+    """`x` [B, T, D] under the projections `names`, of those that are fused as one product."""
+    found = {name: _linear(layer, name, x) for name in names if f"w{name}" in layer}
+    for fused, parts in _FUSED.items():
+        if fused in layer and {part[1:] for part in parts} <= set(names):
+            wide = jnp.einsum("btd,dcn->btcn", x, layer[fused].astype(x.dtype))
+            found |= {part[1:]: wide[:, :, i] for i, part in enumerate(parts)}
+    return [found[name] for name in names]
+
+
 def attention(
     part: Attention, layer: Params, x: jax.Array, given: Tables | None, how: How
 ) -> jax.Array:
     """Causal grouped-query attention with what `part` has besides."""
     a, (b, t, _), dtype = part, x.shape, x.dtype
-    made = [_linear(layer, name, x) for name in ("q", "k", "v")]
-    q, k, v = (y.reshape(b, t, -1, a.head_dim) for y in made)
+    q, k, v = (y.reshape(b, t, -1, a.head_dim) for y in _projected(layer, x, "q", "k", "v"))
     if a.head_norm:
         q, k = (normed(a.head_norm, layer, f"{n}_norm", y) for n, y in (("q", q), ("k", k)))
     if given:
@@ -215,74 +270,17 @@ def activated(kind: Activation, x: jax.Array) -> jax.Array:
 def feed_forward(part: Mlp | Experts, layer: Params, x: jax.Array) -> jax.Array:
     """What a layer does with every position behind attention."""
     if isinstance(part, Experts):
-        return _expert_blocks(part, layer, x)
+        return experts.fed(part, layer, x)
     if not part.gated:
         return _linear(layer, "_down", activated(part.activation, _linear(layer, "_up", x)))
-    gate, up = _linear(layer, "_gate", x), _linear(layer, "_up", x)
+    gate, up = _projected(layer, x, "_gate", "_up")
     return _linear(layer, "_down", activated(part.activation, gate) * up)
 
 
-_SHARPNESS = 1.702  # of the sigmoid that gates in gpt-oss, as in the quick form of GELU
-
-
-def _expert_blocks(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
-    """The chosen experts' blocks of every row, added up."""
-    rows = x.reshape(-1, x.shape[-1])
-    best, chosen = choices(part, layer, rows)
-    if part.visited == "first":
-        return _first_blocks(part, layer, rows, best).reshape(x.shape)
-
-    order, source, sizes = moe.by_expert(chosen, part.count)
-    taken, expert = rows[source], chosen.reshape(-1)[order]
-
-    def product(given: jax.Array, name: str) -> jax.Array:
-        made = jax.lax.ragged_dot(given, layer[f"w{name}"].astype(given.dtype), sizes)
-        return made + layer[f"b{name}"].astype(given.dtype)[expert] if part.bias else made
-
-    wide = _gated(part, product(taken, "_gate"), product(taken, "_up"))
-    shares = best.reshape(-1)[order].astype(x.dtype)
-    made = product(wide, "_down") * shares[:, None]
-    return jnp.zeros_like(rows).at[source].add(made).reshape(x.shape)
-
-
-def _first_blocks(part: Experts, layer: Params, rows: jax.Array, best: jax.Array) -> jax.Array:
-    """The blocks of the first experts of every row [N, D], as many as are chosen, added up."""
-
-    def product(spec: str, given: jax.Array, name: str) -> jax.Array:
-        made = jnp.einsum(spec, given, layer[f"w{name}"][: part.chosen].astype(given.dtype))
-        return made + layer[f"b{name}"][: part.chosen].astype(given.dtype) if part.bias else made
-
-    gate, up = (product("nd,kdf->nkf", rows, name) for name in ("_gate", "_up"))
-    made = product("nkf,kfd->nkd", _gated(part, gate, up), "_down")
-    return jnp.einsum("nkd,nk->nd", made, best.astype(made.dtype))
-
-
-def _gated(part: Experts, gate: jax.Array, up: jax.Array) -> jax.Array:
-    """What the two products of a block make together."""
-    if not part.limit:
-        return jax.nn.silu(gate) * up
-    gate, up = jnp.minimum(gate, part.limit), jnp.clip(up, -part.limit, part.limit)
-    return (up + 1) * (gate * jax.nn.sigmoid(gate * _SHARPNESS))
-
-
-def choices(part: Experts, layer: Params, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The weights of the chosen experts of every row, and which they are, both [N, K]."""
-    scores = rows.astype(jnp.float32) @ layer["router"].astype(jnp.float32)
-    if part.bias:
-        scores = scores + layer["router_bias"]
-    if part.router == "top-k, softmax":
-        best, chosen = jax.lax.top_k(scores, part.chosen)
-        return jax.nn.softmax(best), chosen
-    best, chosen = jax.lax.top_k(jax.nn.softmax(scores), part.chosen)
-    if part.router == "softmax, top-k":
-        return best, chosen
-    return best / jnp.sum(best, axis=-1, keepdims=True), chosen
-
-
-def _layer(
+def run_layer(
     model: Architecture,
     part: Layer,
-    given: Mapping[Rope | None, Tables | None],
+    given: TablesByRope,
     x: jax.Array,
     layer: Params,
     how: How,
@@ -305,14 +303,30 @@ def _layer(
 
 def logits(model: Architecture, params: Params, tokens: jax.Array, how: How) -> jax.Array:
     """Next-token logits [B, T, V] in fp32."""
-    m, length = model, tokens.shape[1]
-    used = dict.fromkeys(layer.attention.rope for layer in m.layers)
-    given = {rope: tables(rope, length) if rope else None for rope in used}
+    given = tables_of(model, tokens.shape[1])
+    return decoded(model, params, embedded(model, params, tokens, how), given, how)
+
+
+def tables_of(model: Architecture, length: int) -> TablesByRope:
+    """The tables of rotary positions of all layers."""
+    used = dict.fromkeys(layer.attention.rope for layer in model.layers)
+    return {rope: tables(rope, length) if rope else None for rope in used}
+
+
+def embedded(model: Architecture, params: Params, tokens: jax.Array, how: How) -> jax.Array:
+    """What enters the layers [B, T, D]."""
     x = params["embed"].astype(how.precision.dtype)[tokens]
-    if m.learned_positions:
-        x = x + params["positions"][:length].astype(x.dtype)
-    x = x if m.embed_scale == 1 else x * m.embed_scale
-    x = how.drop(x, Site.STATES) if m.drops_states else x
+    if model.learned_positions:
+        x = x + params["positions"][: tokens.shape[1]].astype(x.dtype)
+    x = x if model.embed_scale == 1 else x * model.embed_scale
+    return how.drop(x, Site.STATES) if model.drops_states else x
+
+
+def decoded(
+    model: Architecture, params: Params, x: jax.Array, given: TablesByRope, how: How
+) -> jax.Array:
+    """Next-token logits [B, T, V] in fp32 of embedded tokens [B, T, D]."""
+    m = model
     first, period, last = _bound(m, params, given)
     x = run_stack(first, period, last, x, how)
     x = normed(m.norm, params, "final_norm", x)
@@ -324,7 +338,7 @@ def logits(model: Architecture, params: Params, tokens: jax.Array, how: How) -> 
 
 
 def _bound(
-    model: Architecture, params: Params, given: Mapping[Rope | None, Tables | None]
+    model: Architecture, params: Params, given: TablesByRope
 ) -> list[list[tuple[Any, Params]]]:
     """First layers, period and last ones, each with its parameters."""
     stack = stacked(model.layers)
@@ -335,9 +349,16 @@ def _bound(
         (stack.last, params.get("last", {})),
     )
     return [
-        [(partial(_layer, model, part, given), held[str(i)]) for i, part in enumerate(parts)]
+        [(partial(run_layer, model, part, given), held[str(i)]) for i, part in enumerate(parts)]
         for parts, held in pairs
     ]
+
+
+def loss(model: Architecture, params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
+    """Mean next-token cross entropy, in nat."""
+    return blocks.cross_entropy(
+        EXACT, logits(model, params, batch["tokens"], how), batch["targets"]
+    )
 
 
 def train_task(model: Architecture, options: TaskOptions) -> TrainTask:
@@ -347,23 +368,19 @@ def train_task(model: Architecture, options: TaskOptions) -> TrainTask:
 
 
 def _task(model: Architecture, options: TaskOptions) -> TrainTask:
-    def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
-        given = logits(model, params, batch["tokens"], how)
-        return blocks.cross_entropy(EXACT, given, batch["targets"])
-
     init = partial(init_params, model)
-    return blocks.language_task(init, loss, model.vocab, model.positions, options)
+    return blocks.language_task(init, partial(loss, model), model.vocab, model.positions, options)
 
 
 def as_visited(model: Architecture) -> Architecture:
     """The model as MFU counts it: every row visits as many experts as it chose, and no others.
-    Products of groups of rows are computed for every expert and masked, which is no work of the
-    model.
+    Empty seats are no work of the model, nor are groups of rows that are multiplied for every
+    expert and masked.
     """
 
     def visited(layer: Layer) -> Layer:
         if not isinstance(layer.feed, Experts):
             return layer
-        return replace(layer, feed=replace(layer.feed, visited="first"))
+        return replace(layer, feed=replace(layer.feed, routing="first"))
 
     return replace(model, layers=tuple(map(visited, model.layers)))

@@ -6,10 +6,13 @@ beside it or goes by another name there.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import encoder, gpt, llama, vit
+from shardwright.orchestrator.models import decoder, encoder, gpt, vit
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.family_table import architecture_of
 
 
 def family_task(family: str, sizes: Sizes, options: TaskOptions, kv_heads: int = 0) -> TrainTask:
@@ -27,17 +30,18 @@ def family_task(family: str, sizes: Sizes, options: TaskOptions, kv_heads: int =
 
 
 def _llama_task(sizes: Sizes, kv_heads: int, options: TaskOptions) -> TrainTask:
-    """`llama.py`'s model with stored parameters in the type of the precision."""
-    config = llama.LlamaConfig(
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.ffn,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=kv_heads,
-        vocab_size=sizes.vocab,
-        max_position_embeddings=sizes.positions,
-        head_dim=sizes.head_dim,
-        fused=sizes.fused,
+    """A Llama with stored parameters in the type of the precision."""
+    model = architecture_of(
+        {
+            "model_type": "llama",
+            "hidden_size": sizes.hidden,
+            "intermediate_size": sizes.ffn,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": kv_heads,
+            "vocab_size": sizes.vocab,
+            "max_position_embeddings": sizes.positions,
+            "head_dim": sizes.head_dim,
+        }
     )
-    config.check()
-    return llama.task_of(config, options)
+    return decoder.train_task(replace(model, fused=sizes.fused, drops_states=True), options)

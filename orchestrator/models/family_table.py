@@ -351,7 +351,11 @@ def read(config: Config) -> tuple[Architecture, Fields]:
     return made, fields
 
 
+_ALWAYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
 def _architecture(f: Fields, row: Row) -> Architecture:
+    config_file.sizes(f.config, map(f.key, _ALWAYS))  # all that are missing at once
     hidden, norm = f.size("hidden_size"), Norm(row.norm, f.number("rms_norm_eps", row.eps))
     positions = f.size("max_position_embeddings", row.positions)
     dropouts = row.dropouts or ("attention_dropout",)

@@ -187,10 +187,7 @@ def run_layers(body: Body, x: jax.Array, layers: Params, how: How) -> jax.Array:
     "selective" keeps products with weights and redoes attention scores, "full" redoes the layer;
     "offload" keeps what "selective" keeps, in the memory of the host.
     """
-    run = _step(body, how)
-    out, _ = jax.lax.scan(run, _entered(x, how), layers)
-    result: jax.Array = out[0] if how.drop.rate else out
-    return result
+    return run_stack((), ((body, layers),), (), x, how)
 
 
 def run_stack(

@@ -141,10 +141,10 @@ def preset_task(
     if name in PRESETS or SIZED[name][0] in LENGTHENED:
         config[most] = max(config[most], seq_len)
     if name in PRESETS:
-        from shardwright.orchestrator.models import llama
+        from shardwright.orchestrator.models.config_task import train_task
 
         options |= {"dtype": dtype, "remat": remat}
-        return llama.train_task(config, seq_len=seq_len, name=name, **options)
+        return train_task(config, seq_len=seq_len, name=name, **options)
     from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
     from shardwright.orchestrator.models.families import family_task
     from shardwright.orchestrator.models.layers import Precision

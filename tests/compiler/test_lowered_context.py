@@ -9,7 +9,7 @@ import math
 import pytest
 
 from shardwright.compiler.dtypes import DType
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.settings import StrategySettings
@@ -34,7 +34,7 @@ CONFIG = {
 
 @pytest.mark.parametrize("context", long_in_matrix(["gather", "ring"], ["gather"]))
 def test_masks_are_made_where_they_are_read(context: str) -> None:
-    task = llama.train_task(CONFIG, seq_len=POSITIONS)
+    task = config_task.train_task(CONFIG, seq_len=POSITIONS)
     plan = build_plan(
         *captured_graph(task, 2),
         make_mesh({"dp_shard": 2, "cp": CORES}),

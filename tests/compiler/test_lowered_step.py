@@ -21,7 +21,7 @@ from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.program import StepPlan
 from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.schedule import hbm
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.models import prime_model
 from tests.support.kernel_reference import lower_function
@@ -61,7 +61,7 @@ def run_lowered_step(plan: StepPlan, task: TrainTask) -> tuple[dict[str, float],
 
 @pytest.fixture(scope="module")
 def llama_run() -> tuple[dict[str, float], LoweredRanks]:
-    task = llama.train_task(CONFIG, seq_len=16)
+    task = config_task.train_task(CONFIG, seq_len=16)
     plan = fsdp_plan(task, make_mesh({"dp_shard": 2}), 1, 2)
     return run_lowered_step(plan.step, task)
 

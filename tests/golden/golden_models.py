@@ -3,12 +3,17 @@ step of another kind of code."""
 
 from __future__ import annotations
 
+from functools import partial
+
+import jax
+
 from examples.own_sharding import step as own_step
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import encoder, gpt
-from shardwright.orchestrator.models import moe as mixtral
+from shardwright.orchestrator.models import blocks, decoder, encoder, gpt
+from shardwright.orchestrator.models.architecture import Experts
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
-from shardwright.orchestrator.models.llama import LlamaConfig
+from shardwright.orchestrator.models.family_table import architecture_of
+from shardwright.orchestrator.models.layers import How, Params
 from tests.models import dropout_decoder
 from tests.support import models_vision
 
@@ -27,32 +32,40 @@ def tied_gpt() -> TrainTask:
 
 def experts() -> TrainTask:
     """Eight experts, two per row, some rows dropped: products with one-hot tensors."""
-    return _mixture(mixtral.Experts(8))
+    return _mixture("products")
 
 
 def dropless() -> TrainTask:
     """Rows sorted by expert, none dropped: gathers, scatters and a sort."""
-    return _mixture(mixtral.Experts(8, 2, 4.0, "sorted"))
+    return _mixture("sorted", 4.0)
 
 
 def grouped() -> TrainTask:
     """All rows as one sorted list, a product per group of it."""
-    return _mixture(mixtral.Experts(8, routing="grouped"))
+    return _mixture("grouped")
 
 
-def _mixture(routing: mixtral.Experts) -> TrainTask:
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vocab_size=128,
-        head_dim=16,
-    )
-    return mixtral.train_task(
-        config, routing, TaskOptions(seq_len=32, remat="full", optimizer="sgd")
-    )
+def _mixture(routing: str, capacity: float = 1.25) -> TrainTask:
+    config = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 128,
+        "head_dim": 16,
+    }
+    feed = Experts(count=8, chosen=2, width=64, routing=routing, capacity_factor=capacity)
+    model = architecture_of(config).fed_by(feed)
+
+    def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
+        x = decoder.embedded(model, params, batch["tokens"], how)  # in this order: digests see it
+        logits = decoder.decoded(model, params, x, decoder.tables_of(model, 32), how)
+        return blocks.cross_entropy(how.precision, logits, batch["targets"])
+
+    options = TaskOptions(seq_len=32, remat="full", optimizer="sgd")
+    init = partial(decoder.init_params, model)
+    return blocks.language_task(init, loss, model.vocab, model.positions, options)
 
 
 def resnet() -> TrainTask:

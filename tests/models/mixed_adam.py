@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import optax
 
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import llama, text
+from shardwright.orchestrator.models import decoder, text
+from shardwright.orchestrator.models.architecture import Architecture
 from shardwright.orchestrator.models.layers import How, Precision
 
 
-def train_task(config: llama.LlamaConfig, seq_len: int) -> TrainTask:
+def train_task(config: Architecture, seq_len: int) -> TrainTask:
     """Adam on fp32 masters; the model's weights are their rounded copies."""
     adam = optax.adam(1e-3)
 
@@ -25,12 +26,12 @@ def train_task(config: llama.LlamaConfig, seq_len: int) -> TrainTask:
         return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), master)
 
     def init(key: jax.Array) -> tuple[Any, Any]:
-        master = llama.init_params(config, key)
+        master = decoder.init_params(config, key)
         return rounded(master), {"master": master, "adam": adam.init(master)}
 
     def step(params: Any, opt_state: Any, batch: dict[str, jax.Array]) -> Any:
         def loss(weights: Any) -> jax.Array:
-            return llama.loss(config, weights, batch, How(Precision(activations="bf16"), "full"))
+            return decoder.loss(config, weights, batch, How(Precision(activations="bf16"), "full"))
 
         value, narrow = jax.value_and_grad(loss)(params)
         grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
@@ -42,7 +43,7 @@ def train_task(config: llama.LlamaConfig, seq_len: int) -> TrainTask:
         step=step,
         init=init,
         batch=lambda n: text.token_structs(n, seq_len),
-        batches=text.batch_factory(seq_len, config.vocab_size),
+        batches=text.batch_factory(seq_len, config.vocab),
         tokens_per_sample=seq_len,
         name="mixed",
     )

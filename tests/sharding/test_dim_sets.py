@@ -11,21 +11,21 @@ from shardwright.compiler.ir.traits import WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
-from shardwright.orchestrator.models.llama import LlamaConfig, train_task
+from shardwright.orchestrator.models.config_task import train_task
 from shardwright.sharding.indices.dim_sets import DimTable
 from shardwright.sharding.indices.dims import Dim, factors, propagate, repeated_dims
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 
-SIZES = LlamaConfig(
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=32,
-    head_dim=4,
-)
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 32,
+    "head_dim": 4,
+}
 TASKS = {
     "scanned": lambda: train_task(SIZES, seq_len=8),
     "flax": lambda: flax_decoder.train_task(num_layers=2, seq_len=8),

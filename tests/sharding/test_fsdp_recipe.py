@@ -13,7 +13,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.orchestrator.models.llama import LlamaConfig, train_task
+from shardwright.orchestrator.models.config_task import train_task
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import ShardingSpec, replicated
@@ -23,15 +23,15 @@ from shardwright.sharding.strategies.registry import recipe_of
 from tests.models import prime_model
 from tests.support.road import captured_graph, fsdp
 
-SIZES = LlamaConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=64,
-    head_dim=8,
-)
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "head_dim": 8,
+}
 
 
 def linear_step(rows: int = 8, compute: DType = DType.F32) -> tuple[Graph, tuple, tuple]:

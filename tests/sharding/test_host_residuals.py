@@ -18,7 +18,7 @@ from shardwright.compiler.ir.ops import HostEmptyAttrs, MoveToAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sharding.cut.host import on_host
 from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.overlap.pipelined import shifted
@@ -36,7 +36,7 @@ KEPT = 7  # per layer: what enters it, queries, keys, values, attention's and th
 @cache
 def task(remat: str) -> TrainTask:
     sizes = SIZES | {"num_hidden_layers": LAYERS}
-    return llama.train_task(sizes, seq_len=8, remat=remat)
+    return config_task.train_task(sizes, seq_len=8, remat=remat)
 
 
 def step_of(remat: str, **settings: int) -> StepPlan:

@@ -9,7 +9,7 @@ from functools import cache, partial
 import pytest
 
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from tests.support.road import worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import plan_of, step_errors
@@ -20,7 +20,7 @@ BOUNDS = {"f32": 1e-5, "bf16": 1e-2}
 
 @cache
 def task(remat: str, dtype: str) -> TrainTask:
-    return llama.train_task(SIZES, seq_len=8, dtype=dtype, remat=remat)
+    return config_task.train_task(SIZES, seq_len=8, dtype=dtype, remat=remat)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

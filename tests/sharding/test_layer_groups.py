@@ -22,7 +22,7 @@ from shardwright.compiler.outline import outline
 from shardwright.compiler.outline.overwritten import covering_writes
 from shardwright.compiler.passes.scalars import known_scalars, parameter
 from shardwright.compiler.program import StepPlan
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.overlap.buckets import UNLIMITED
 from shardwright.sharding.cut.overlap.groups import grouped
@@ -55,7 +55,7 @@ Captured = tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]
 
 
 def _task() -> TrainTask:
-    return llama.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
+    return config_task.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
 
 
 @cache

@@ -14,7 +14,7 @@ from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.program import StepPlan
 from shardwright.compiler.rewriting.driver import in_programs
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.overlap.layers import overlap
 from shardwright.sharding.cut.rewrites import SUMMED
@@ -43,7 +43,7 @@ Captured = tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]
 
 
 def _deep_task() -> TrainTask:
-    return llama.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
+    return config_task.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
 
 
 @cache

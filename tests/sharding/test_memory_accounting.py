@@ -17,7 +17,7 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.shardy import answer_request
@@ -96,16 +96,18 @@ WAYS = 4
 @functools.cache
 def mixed() -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """A model whose every leaf divides by the cores."""
-    config = llama.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=48,
-        head_dim=8,
+    config = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 48,
+        "head_dim": 8,
+    }
+    graph, inputs, outputs = captured_graph(
+        mixed_adam.train_task(architecture_of(config), 16), SAMPLES
     )
-    graph, inputs, outputs = captured_graph(mixed_adam.train_task(config, 16), SAMPLES)
     return run(graph, step_passes(DEFAULTS)), inputs, outputs
 
 

@@ -8,7 +8,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.types import Graph
-from shardwright.orchestrator.models.llama import LlamaConfig, train_task
+from shardwright.orchestrator.models.config_task import train_task
 from shardwright.sharding.indices.dim_sets import DimTable, shard_classes
 from shardwright.sharding.indices.dims import batch_labels, reached
 from shardwright.sharding.indices.layers import scanned_layers, unrolled_layers
@@ -16,15 +16,15 @@ from shardwright.sharding.partition.partitioned import Slot
 from tests.models import flax_decoder, prime_model
 from tests.support.road import captured_graph
 
-SIZES = LlamaConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=64,
-    head_dim=8,
-)
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "head_dim": 8,
+}
 
 
 def batch_of(graph: Graph, inputs: tuple[Slot, ...]) -> dict:

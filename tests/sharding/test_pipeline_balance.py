@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sharding.cut.pipeline.assignment import assign
 from shardwright.sharding.cut.pipeline.balance import by_stage, shares
 from tests.support.staged_runs import captured, step_errors
@@ -43,16 +43,16 @@ def test_equal_layers_go_to_the_first_parts() -> None:
 
 def wide_vocabulary() -> TrainTask:
     """Eight layers and a head that costs more than two of them."""
-    config = llama.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=2048,
-        head_dim=8,
-    )
-    return llama.train_task(config, seq_len=8, dtype="f32", remat="full")
+    config = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 2048,
+        "head_dim": 8,
+    }
+    return config_task.train_task(config, seq_len=8, dtype="f32", remat="full")
 
 
 def test_a_large_head_takes_layers_from_the_last_stage() -> None:

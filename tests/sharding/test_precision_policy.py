@@ -23,7 +23,7 @@ from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.orchestrator.road.numerics import BF16_BOUND
 from shardwright.sharding.partition import shardy
 from shardwright.sharding.partition.findings import collectives, with_findings
@@ -175,7 +175,9 @@ def test_gradients_are_reduced_in_the_asked_type() -> None:
 
 def test_short_gradients_may_be_reduced_in_full_and_stay_so() -> None:
     """A short gradient that the optimizer widens is never rounded behind the collective."""
-    found, inputs, outputs = captured_graph(llama.train_task(SIZES, seq_len=8, dtype="bf16"), 4)
+    found, inputs, outputs = captured_graph(
+        config_task.train_task(SIZES, seq_len=8, dtype="bf16"), 4
+    )
     graph = run(found, step_passes(DEFAULTS))
     chosen, mesh = settings(reduce_dtype="float32"), make_mesh({"dp_shard": 4})
     recipe = recipe_of(graph, inputs, outputs, mesh, chosen)

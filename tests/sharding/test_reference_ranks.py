@@ -17,7 +17,7 @@ import pytest
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.verify import verify
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.plan import Plan
 from tests.models import flax_decoder, prime_model
@@ -39,12 +39,12 @@ WEIGHTS_PER_LAYER, OTHER_WEIGHTS = 9, 3
 
 @cache
 def scanned(dtype: str = "f32") -> TrainTask:
-    return llama.train_task(SIZES, seq_len=8, dtype=dtype)
+    return config_task.train_task(SIZES, seq_len=8, dtype=dtype)
 
 
 @cache
 def tied() -> TrainTask:
-    return llama.train_task(SIZES | {"tie_word_embeddings": True}, seq_len=8, remat="none")
+    return config_task.train_task(SIZES | {"tie_word_embeddings": True}, seq_len=8, remat="none")
 
 
 @cache

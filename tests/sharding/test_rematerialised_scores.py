@@ -12,7 +12,7 @@ from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan
@@ -27,7 +27,7 @@ RANKS = 2
 
 def scanned() -> TrainTask:
     config = SIZES | {"max_position_embeddings": T}
-    return llama.train_task(config, seq_len=T, dtype="f32", remat="none")
+    return config_task.train_task(config, seq_len=T, dtype="f32", remat="none")
 
 
 def unrolled() -> TrainTask:

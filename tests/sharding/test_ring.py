@@ -24,7 +24,7 @@ from shardwright.compiler.ir.verify import verify
 from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sharding.cut.ring import Rings
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
@@ -198,16 +198,16 @@ def test_a_loop_reads_what_is_in_memory_and_looks_at_it_inside(name: str) -> Non
 
 @pytest.mark.parametrize(("context", "held"), [("ring", False), ("gather", True)])
 def test_a_plan_says_how_attention_sees_the_sequence(context: str, held: bool) -> None:
-    config = llama.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=32,
-        head_dim=8,
-    )
-    task = llama.train_task(config, seq_len=16, dtype="f32", remat="full")
+    config = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 32,
+        "head_dim": 8,
+    }
+    task = config_task.train_task(config, seq_len=16, dtype="f32", remat="full")
     graph, inputs, outputs = captured_graph(task, 4)
     plan = build_plan(
         graph,

@@ -28,9 +28,10 @@ from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import decoder
+from shardwright.orchestrator.models.config_task import train_task
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import How
-from shardwright.orchestrator.models.llama import LlamaConfig, train_task
 from shardwright.sharding.partition import partitioner, shardy
 from shardwright.sharding.partition.findings import collectives, unexpected, with_findings
 from shardwright.sharding.partition.mesh import Mesh, make_mesh
@@ -52,15 +53,15 @@ from tests.support.road import captured_graph, fsdp
 from tests.support.strategy_cells import random_inputs
 from tests.support.whole_runs import run_whole
 
-SIZES = LlamaConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=64,
-    head_dim=8,
-)
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "head_dim": 8,
+}
 LAYER_WEIGHTS = 9
 OUTER_WEIGHTS = 3
 FSDP8 = make_mesh({"dp_shard": 8})
@@ -225,7 +226,7 @@ def test_xla_partitions_the_same_way(mesh: Mesh) -> None:
     for kind, mine in (("all-gather", "all_gather"), ("all-reduce", "reduce_scatter")):
         found = [(k, n) for k, n in theirs.items() if k[0] == kind]
         count, elements = sum(k == mine for k, _ in ours), sum(n for k, n in ours if k == mine)
-        trips = SIZES.num_hidden_layers
+        trips = SIZES["num_hidden_layers"]
         their_elements = sum(n * k[1] * (trips if k[2] else 1) for k, n in found)
         their_count = sum(n for _, n in found)
         # Under HSDP XLA also reduces shards over the replicas, but small gradients in one go.
@@ -294,16 +295,16 @@ def test_layouts_that_a_reshape_or_a_slice_would_break(mesh: Mesh) -> None:
 
 def optimizer_task(transform: optax.GradientTransformation) -> TrainTask:
     """The scanned model under another optimizer."""
-    base = train_task(SIZES, seq_len=8)
+    base, model = train_task(SIZES, seq_len=8), architecture_of(SIZES)
 
     def init(key: jax.Array) -> tuple:
-        params = llama.init_params(SIZES, key)
+        params = decoder.init_params(model, key)
         return params, transform.init(params)
 
     def step(params: dict, state: tuple, batch: dict) -> tuple:
-        value, grads = jax.value_and_grad(lambda p: llama.loss(SIZES, p, batch, How(remat="full")))(
-            params
-        )
+        value, grads = jax.value_and_grad(
+            lambda p: decoder.loss(model, p, batch, How(remat="full"))
+        )(params)
         updates, state = transform.update(grads, state, params)
         return optax.apply_updates(params, updates), state, {"loss": value}
 
@@ -346,7 +347,7 @@ def test_the_answer_round_trips_and_every_value_has_a_spec() -> None:
 def test_collectives_keep_the_users_line() -> None:
     part = road("llama-f32-full", FSDP8).part
     located = [op.loc for op in collectives(part.graph) if op.result.type.rank]
-    assert all(loc.file.endswith("llama.py") and loc.line > 0 for loc in located)
+    assert all(loc.file.endswith("decoder.py") and loc.line > 0 for loc in located)
     assert all(loc.scope for loc in located)
 
 

@@ -25,7 +25,7 @@ from shardwright.compiler.options import CompileOptions
 from shardwright.orchestrator.cache import Cache, open_cache
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.layout import Layout
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.orchestrator.road.build import Built, build_task
 from shardwright.orchestrator.road.job import write_and_load
 from shardwright.orchestrator.road.stages import Stages
@@ -66,7 +66,7 @@ progress = "quiet"
 @cache
 def small_llama(dtype: str = "f32", seq_len: int = 8) -> TrainTask:
     """Two scanned layers, AdamW, clipping. One object, so that JAX traces and compiles it once."""
-    return llama.train_task(SIZES, seq_len=seq_len, dtype=dtype)
+    return config_task.train_task(SIZES, seq_len=seq_len, dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.types import Graph
-from shardwright.orchestrator.models import encoder, gpt, llama
-from shardwright.orchestrator.models import moe as mixtral
+from shardwright.orchestrator.models import config_task, decoder, encoder, gpt
+from shardwright.orchestrator.models.architecture import Experts
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.sharding.partition.mesh import Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.settings import StrategySettings
@@ -39,31 +40,31 @@ def gqa() -> TrainTask:
 
     Heads are together as wide as the residual: equal sizes must not be taken for one index.
     """
-    config = llama.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        vocab_size=48,
-        head_dim=8,
-    )
-    return llama.train_task(config, seq_len=16, dtype="f32", remat="full")
+    config = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 48,
+        "head_dim": 8,
+    }
+    return config_task.train_task(config, seq_len=16, dtype="f32", remat="full")
 
 
 @cache
 def odd_llama(heads: int = 6, kv_heads: int = 6, vocab: int = 258, inner: int = 90) -> TrainTask:
     """A scanned decoder whose heads, vocabulary and columns four cores do not divide."""
-    config = llama.LlamaConfig(
-        hidden_size=48,
-        intermediate_size=inner,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        vocab_size=vocab,
-        head_dim=8,
-    )
-    return llama.train_task(config, seq_len=16, dtype="f32", remat="full")
+    config = {
+        "hidden_size": 48,
+        "intermediate_size": inner,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "head_dim": 8,
+    }
+    return config_task.train_task(config, seq_len=16, dtype="f32", remat="full")
 
 
 @cache
@@ -81,32 +82,34 @@ def bert_with_dropout() -> TrainTask:
 @cache
 def moe() -> TrainTask:
     """Two scanned layers with 8 experts, 2 per row, some rows dropped."""
-    return experts(mixtral.Experts(8))
+    return experts("products")
 
 
 @cache
 def dropless() -> TrainTask:
     """The same with rows sorted by expert, none dropped."""
-    return experts(mixtral.Experts(8, 2, 4.0, "sorted"))
+    return experts("sorted", 4.0)
 
 
 @cache
 def grouped() -> TrainTask:
     """The same with the rows of all samples as one sorted list."""
-    return experts(mixtral.Experts(8, routing="grouped"))
+    return experts("grouped")
 
 
-def experts(how: mixtral.Experts) -> TrainTask:
-    config = llama.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vocab_size=64,
-        head_dim=8,
-    )
-    return mixtral.train_task(config, how, TaskOptions(seq_len=16, remat="full"))
+def experts(routing: str, capacity: float = 1.25) -> TrainTask:
+    config = {
+        "hidden_size": 32,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 64,
+        "head_dim": 8,
+    }
+    feed = Experts(count=8, chosen=2, width=16, routing=routing, capacity_factor=capacity)
+    model = architecture_of(config).fed_by(feed)
+    return decoder.train_task(model, TaskOptions(seq_len=16, remat="full"))
 
 
 @cache
@@ -257,16 +260,16 @@ def random_inputs(graph: Graph, inputs: tuple[Slot, ...], tokens: int = 9) -> li
 
 def deep_gqa() -> TrainTask:
     """The scanned Llama with five layers: stages of unequal depth."""
-    config = llama.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=48,
-        head_dim=8,
-    )
-    return llama.train_task(config, seq_len=8, dtype="f32", remat="full")
+    config = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 48,
+        "head_dim": 8,
+    }
+    return config_task.train_task(config, seq_len=8, dtype="f32", remat="full")
 
 
 def deep_bert() -> TrainTask:

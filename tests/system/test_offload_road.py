@@ -14,7 +14,7 @@ import pytest
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.machine.target import altered
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.orchestrator.road.timing import step_of
 from shardwright.sharding.memory.footprint import host_bytes
 from shardwright.sim_cluster.timing.step_time import Step, time_step
@@ -27,7 +27,7 @@ MESH = {"dp_shard": 2}
 @cache
 def task(remat: str) -> TrainTask:
     sizes = SIZES | {"num_hidden_layers": LAYERS}
-    return llama.train_task(sizes, seq_len=8, remat=remat)
+    return config_task.train_task(sizes, seq_len=8, remat=remat)
 
 
 @cache

@@ -13,7 +13,7 @@ import pytest
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.linking.residency import Residency
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.orchestrator.road.timing import step_of
 from shardwright.sharding.plan import Traffic
 from shardwright.sharding.settings import StrategySettings
@@ -63,7 +63,7 @@ IN_MATRIX = ("both", *(name for name in ALONE if name not in REST))
 
 
 def _task() -> TrainTask:
-    return llama.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
+    return config_task.train_task({**SIZES, "num_hidden_layers": LAYERS}, seq_len=8, dtype="f32")
 
 
 @dataclass(frozen=True)

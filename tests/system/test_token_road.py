@@ -12,7 +12,7 @@ import pytest
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.orchestrator.road.timing import step_of
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sim_cluster.timing.step_time import StepTiming, time_step
@@ -30,7 +30,7 @@ L0_BOUND = 1e-5
 
 
 def _task() -> TrainTask:
-    return llama.train_task({**SIZES, "num_hidden_layers": 3}, seq_len=8, dtype="f32")
+    return config_task.train_task({**SIZES, "num_hidden_layers": 3}, seq_len=8, dtype="f32")
 
 
 @pytest.fixture(scope="module")

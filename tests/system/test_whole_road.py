@@ -24,8 +24,10 @@ from shardwright.compiler.frontend.reference import (
 )
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.neff.bundle import Bundle
-from shardwright.orchestrator.models import llama, moe
+from shardwright.orchestrator.models import decoder
+from shardwright.orchestrator.models.architecture import Experts
 from shardwright.orchestrator.models.blocks import TaskOptions
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.road.numerics import BF16_BOUND, FP32_BOUND, Reference, differences
 from shardwright.sharding.partition.mesh import DATA_AXES
 from shardwright.sharding.settings import DEFAULTS, StrategySettings
@@ -56,24 +58,25 @@ def deep() -> TrainTask:
     return prime_model.train_task(num_blocks=9, seq_len=7)
 
 
-def sorted_experts(how: moe.Experts | None = None) -> TrainTask:
+def sorted_experts(routing: str = "sorted", capacity: float = 2.0) -> TrainTask:
     """Rows sorted by expert, none dropped."""
-    config = llama.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=256,
-        head_dim=8,
-    )
-    how = how or moe.Experts(4, 2, 2.0, "sorted")
-    return moe.train_task(config, how, TaskOptions(seq_len=8, remat="full"))
+    config = {
+        "hidden_size": 16,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "head_dim": 8,
+    }
+    feed = Experts(count=4, chosen=2, width=8, routing=routing, capacity_factor=capacity)
+    model = architecture_of(config).fed_by(feed)
+    return decoder.train_task(model, TaskOptions(seq_len=8, remat="full"))
 
 
 def grouped_experts() -> TrainTask:
     """The rows of all samples as one sorted list."""
-    return sorted_experts(moe.Experts(4, routing="grouped"))
+    return sorted_experts("grouped")
 
 
 @dataclass(frozen=True)

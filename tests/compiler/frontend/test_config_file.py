@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.orchestrator.config.model import compute_type, read_config, resolve_task
-from shardwright.orchestrator.models import llama
-from shardwright.orchestrator.models.config_file import RopeScaling
+from shardwright.orchestrator.models import config_task, rope
+from shardwright.orchestrator.models.family_table import architecture_of
 from tests.support.plans import job_of
+from tests.support.road import captured_graph
 from tests.support.small_job import SIZES
 
 LLAMA_31: dict[str, Any] = {
@@ -36,32 +38,41 @@ LLAMA_31: dict[str, Any] = {
         ({"num_key_value_heads": 0}, "positive integer num_key_value_heads, got 0"),
         ({"num_key_value_heads": 3}, "num_key_value_heads to divide"),
         ({"rms_norm_eps": "small"}, 'positive number rms_norm_eps, got "small"'),
-        ({"rope_scaling": {"factor": 8.0, "type": "yarn"}}, 'llama3 of rope_scaling, got "yarn"'),
+        ({"rope_scaling": {"factor": 8.0, "type": "dynamic"}}, 'of rope_scaling, got "dynamic"'),
         ({"rope_scaling": {"rope_type": "linear"}}, "requires factor of rope_scaling"),
         ({"rope_scaling": 8}, "rope_scaling as an object, got 8"),
         ({"rope_scaling": LLAMA_31 | {"low_freq_factor": 4.0}}, "low_freq_factor below"),
-        ({"hidden_act": "gelu"}, 'hidden_act = "silu", got "gelu"'),
-        ({"model_type": "mixtral"}, 'model_type = "llama" or "mistral", got "mixtral"'),
-        ({"model_type": "qwen2"}, 'model_type = "llama" or "mistral", got "qwen2"'),
-        ({"sliding_window": 4}, "sliding_window of at least seq_len 8, or null, got 4"),
+        ({"hidden_act": "gelu"}, 'hidden_act = "silu" or "swish", got "gelu"'),
+        ({"model_type": "mamba"}, 'model_type = "llama" or "mistral" or .*, got "mamba"'),
+        ({"sliding_window": 4}, "got sliding_window"),
     ],
 )
 def test_configs_it_cannot_build_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        llama.train_task(SIZES | change, seq_len=8)
+        config_task.train_task(SIZES | change, seq_len=8)
 
 
 def test_every_missing_size_is_named_with_the_key_it_may_be() -> None:
     given = {k: v for k, v in SIZES.items() if k not in ("hidden_size", "vocab_size")}
     with pytest.raises(UsageError, match="hidden_size, vocab_size, got nothing, nothing") as caught:
-        llama.LlamaConfig.from_dict(given | {"hiden_size": 64})
+        architecture_of(given | {"hiden_size": 64})
     assert caught.value.diagnostic.hint == "is hiden_size meant to be hidden_size?"
 
 
 def test_windows_that_no_sequence_is_longer_than_are_full_attention() -> None:
-    assert llama.train_task(SIZES | {"sliding_window": 8}, seq_len=8).tokens_per_sample == 8
-    unused = SIZES | {"sliding_window": 4, "use_sliding_window": False}
-    assert llama.train_task(unused, seq_len=8).tokens_per_sample == 8
+    graphs = {}
+    for window in (None, 8, 4):
+        config = SIZES | {"model_type": "mistral", "sliding_window": window}
+        graph, _, _ = captured_graph(config_task.train_task(config, seq_len=8), 2)
+        graphs[window] = to_stablehlo(graph)
+    assert graphs[None] == graphs[8] != graphs[4]
+
+
+def turned(config: dict[str, Any], length: int) -> rope.Tables:
+    """The tables of a config's rotary positions."""
+    part = architecture_of(config).layers[0].attention.rope
+    assert part is not None
+    return rope.tables(part, length)
 
 
 def published_rates(theta: float, head_dim: int, scaling: dict[str, Any]) -> np.ndarray:
@@ -91,19 +102,16 @@ def test_rotary_scaling_of_llama_31(key: str) -> None:
     change: dict[str, Any] = {"head_dim": 128, "rope_theta": 500000.0, key: LLAMA_31}
     if key == "rope_parameters":  # as transformers 5 writes it
         change = {"head_dim": 128, key: LLAMA_31 | {"rope_theta": 500000.0}}
-    config = llama.LlamaConfig.from_dict(SIZES | change)
-    cos, sin = llama.rope_tables(config, 2)
+    cos, sin = turned(SIZES | change, 2)
     expected = published_rates(500000.0, 128, LLAMA_31)
     np.testing.assert_allclose(jnp.arctan2(sin[1], cos[1]), expected, rtol=1e-5)
-    plain, _ = llama.rope_tables(llama.LlamaConfig.from_dict(SIZES | {"head_dim": 128}), 2)
+    plain, _ = turned(SIZES | {"head_dim": 128}, 2)
     assert not np.allclose(cos[1], plain[1])
 
 
 def test_linear_scaling_stretches_positions() -> None:
-    config = llama.LlamaConfig.from_dict(SIZES | {"rope_scaling": {"type": "linear", "factor": 2}})
-    assert config.rope_scaling == RopeScaling(factor=2.0)
-    scaled, _ = llama.rope_tables(config, 5)
-    plain, _ = llama.rope_tables(llama.LlamaConfig.from_dict(SIZES), 5)
+    scaled, _ = turned(SIZES | {"rope_scaling": {"type": "linear", "factor": 2}}, 5)
+    plain, _ = turned(SIZES, 5)
     np.testing.assert_allclose(scaled[4], plain[2], rtol=1e-6)
 
 
@@ -133,7 +141,7 @@ def test_errors_name_the_file_and_models_are_called_after_it(tmp_path: Path) -> 
         place = str(path.relative_to(tmp_path))
         job = job_of(tmp_path, sets=(f"model.config={place}", "model.seq_len=8"))
         assert resolve_task(job).name == name
-        path.write_text(json.dumps(SIZES | {"model_type": "t5"}))
+        path.write_text(json.dumps(SIZES | {"model_type": "mamba"}))
         with pytest.raises(UsageError) as caught:
             resolve_task(job)
         assert str(caught.value.loc) == str(path)
@@ -157,14 +165,17 @@ def test_files_of_any_editor_are_read(tmp_path: Path) -> None:
 def test_positions_of_pretraining_are_the_usual_length(
     changes: dict[str, Any], length: int
 ) -> None:
-    assert llama.train_task(SIZES | changes, seq_len=0).tokens_per_sample == length
+    assert config_task.train_task(SIZES | changes, seq_len=0).tokens_per_sample == length
+
+
+WIDE = {"max_position_embeddings": 32768, "sliding_window": 2048}
 
 
 @pytest.mark.parametrize(
     ("changes", "example"),
     [
         ({"max_position_embeddings": 8193}, 4096),
-        ({"max_position_embeddings": 32768, "sliding_window": 2048}, 2048),
+        ({**WIDE, "model_type": "mistral"}, 2048),
         ({"max_position_embeddings": 131072, "rope_scaling": LLAMA_31}, 8192),
         ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 2}}, 2048),
     ],
@@ -174,7 +185,7 @@ def test_positions_that_inference_may_reach_are_no_length(
 ) -> None:
     """The length is asked for, with one that is taken."""
     with pytest.raises(UsageError, match=r"SW_SEQ_LEN.*requires --seq-len") as caught:
-        llama.train_task(SIZES | changes, seq_len=0)
+        config_task.train_task(SIZES | changes, seq_len=0)
     assert f"positions{' by rope' * ('rope_scaling' in changes)}" in str(caught.value)
     assert caught.value.diagnostic.hint.endswith(f"plan --seq-len {example}")
-    assert llama.train_task(SIZES | changes, seq_len=example).tokens_per_sample == example
+    assert config_task.train_task(SIZES | changes, seq_len=example).tokens_per_sample == example

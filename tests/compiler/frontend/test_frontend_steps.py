@@ -34,7 +34,7 @@ from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from shardwright.sim_cluster.values.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.cells import long_in_matrix
@@ -53,14 +53,14 @@ BATCH = 4
 LOOSE = re.compile(r"/nu/|params/.*/bias$")
 REPO = Path(__file__).resolve().parents[3]
 MODELS: dict[str, Callable[[], TrainTask]] = {
-    "llama": lambda: llama.train_task(CONFIG, seq_len=32, remat="none"),
-    "llama_remat": lambda: llama.train_task(CONFIG, seq_len=32, remat="full"),
-    "llama_selective_tied": lambda: llama.train_task(
+    "llama": lambda: config_task.train_task(CONFIG, seq_len=32, remat="none"),
+    "llama_remat": lambda: config_task.train_task(CONFIG, seq_len=32, remat="full"),
+    "llama_selective_tied": lambda: config_task.train_task(
         CONFIG | {"tie_word_embeddings": True}, seq_len=32, remat="selective"
     ),
     "flax": flax_decoder.train_task,
     "prime": prime_model.train_task,
-    "llama_bf16": lambda: llama.train_task(CONFIG, seq_len=32, dtype="bf16"),
+    "llama_bf16": lambda: config_task.train_task(CONFIG, seq_len=32, dtype="bf16"),
 }
 SAME_STATE = ("llama_remat", "llama_bf16")  # same parameters: start from the state of "llama"
 FP32 = [name for name in MODELS if not name.endswith("bf16")]
@@ -209,7 +209,7 @@ def test_own_models_are_located_inside_the_package() -> None:
     _, graph = imported("llama")
     files = {op.loc.file for op in graph.walk() if op.name in ("dot_general", "rsqrt", "gather")}
     models = "pkg:orchestrator/models"
-    assert files == {f"{models}/llama.py", f"{models}/blocks.py"}
+    assert files == {f"{models}/decoder.py", f"{models}/blocks.py"}
     assert not any(os.path.isabs(op.loc.file) for op in graph.walk())
 
 

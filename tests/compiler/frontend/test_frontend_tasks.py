@@ -25,8 +25,9 @@ from shardwright.compiler.frontend.reference import (
     task_batches,
 )
 from shardwright.compiler.frontend.task import TrainTask, load_task
-from shardwright.orchestrator.models import encoder, llama, text
+from shardwright.orchestrator.models import config_task, decoder, encoder, rope, text
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import How
 from shardwright.orchestrator.models.presets import (
     PRESETS,
@@ -34,6 +35,7 @@ from shardwright.orchestrator.models.presets import (
     preset_names,
     preset_task,
 )
+from shardwright.orchestrator.models.rope import Rope
 from tests.models import prime_model
 
 CONFIG = {
@@ -272,7 +274,7 @@ def test_reference_run_equals_single_steps() -> None:
 
 
 def test_reference_names_are_those_of_the_capture() -> None:
-    task = llama.train_task(CONFIG, seq_len=8)
+    task = config_task.train_task(CONFIG, seq_len=8)
     captured = capture(task, 2)
     state, batch = initial_state(task, 0), next(task_batches(task, 0, 2))
     given = state | batch_leaves(batch)
@@ -283,7 +285,7 @@ def test_reference_names_are_those_of_the_capture() -> None:
 
 
 def test_a_loss_falls() -> None:
-    task = llama.train_task(CONFIG | {"hidden_size": 32}, seq_len=16, lr=1e-2)
+    task = config_task.train_task(CONFIG | {"hidden_size": 32}, seq_len=16, lr=1e-2)
     losses = run_reference(task, steps=12, global_batch=8).losses
     assert losses[0] == pytest.approx(np.log(256), abs=0.2)
     assert losses[-1] < losses[0] - 1.0
@@ -309,7 +311,7 @@ def test_text_batches_repeat_by_seed(tmp_path: Path) -> None:
 
 
 def test_vocabulary_below_a_byte_is_refused() -> None:
-    task = llama.train_task(CONFIG | {"vocab_size": 100}, seq_len=8)
+    task = config_task.train_task(CONFIG | {"vocab_size": 100}, seq_len=8)
     with pytest.raises(UsageError, match="vocab_size >= 256, got 100"):
         next(task_batches(task, 0, 2))
 
@@ -320,12 +322,12 @@ def test_vocabulary_below_a_byte_is_refused() -> None:
         ({"dtype": "f64"}, "dtype requires"),
         ({"remat": "some"}, "remat requires"),
         ({"optimizer": "lion"}, "optimizer requires"),
-        ({"seq_len": 5000}, "seq_len requires 1 to 4096"),
+        ({"seq_len": 5000}, "seq_len requires 1 to 2048"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        llama.train_task(CONFIG, **({"seq_len": 8} | options))
+        config_task.train_task(CONFIG, **({"seq_len": 8} | options))
 
 
 def test_published_parameter_counts() -> None:
@@ -339,8 +341,8 @@ def test_published_parameter_counts() -> None:
     }
     assert set(PRESETS) == set(published)
     for name, count in published.items():
-        config = llama.LlamaConfig.from_dict(preset_config(name))
-        shapes = jax.eval_shape(lambda c=config: llama.init_params(c, jax.random.key(0)))
+        config = architecture_of(preset_config(name))
+        shapes = jax.eval_shape(lambda c=config: decoder.init_params(c, jax.random.key(0)))
         assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
 
@@ -402,12 +404,10 @@ def test_preset_task() -> None:
 
 def test_rotary_positions_are_relative() -> None:
     """Scores of rotated heads depend only on the distance of the positions."""
-    config = llama.LlamaConfig.from_dict(CONFIG)
-    tables = llama.rope_tables(config, 12)
-    head = jnp.broadcast_to(
-        jnp.arange(config.head_dim, dtype=jnp.float32), (1, 12, 1, config.head_dim)
-    )
-    turned = np.asarray(llama.rotate(head, tables))[0, :, 0]
+    part = Rope(dim=16, theta=10000.0)
+    tables = rope.tables(part, 12)
+    head = jnp.broadcast_to(jnp.arange(16, dtype=jnp.float32), (1, 12, 1, 16))
+    turned = np.asarray(rope.rotate(head, tables))[0, :, 0]
     scores = turned @ turned.T
     for distance in range(1, 6):
         diagonal = np.diagonal(scores, distance)
@@ -415,12 +415,12 @@ def test_rotary_positions_are_relative() -> None:
 
 
 def test_attention_is_causal() -> None:
-    config = llama.LlamaConfig.from_dict(CONFIG)
-    params = llama.init_params(config, jax.random.key(0))
+    config = architecture_of(CONFIG)
+    params = decoder.init_params(config, jax.random.key(0))
     tokens = np.arange(10, dtype=np.int32)[None]
     changed = tokens.copy()
     changed[0, 6] = 77
-    logits = jax.jit(lambda t: llama.logits(config, params, t, How()))
+    logits = jax.jit(lambda t: decoder.logits(config, params, t, How()))
     before, after = np.asarray(logits(tokens)), np.asarray(logits(changed))
     np.testing.assert_array_equal(before[:, :6], after[:, :6])
     assert np.abs(before[:, 6:] - after[:, 6:]).max() > 1e-4

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.orchestrator.models import blocks, llama
+from shardwright.orchestrator.models import blocks, decoder
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.orchestrator.models.families import family_task
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import How
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.support.cells import long_in_matrix
@@ -19,31 +20,31 @@ from tests.support.road import fsdp_plan, run_and_compare, worst
 
 SIZES = Sizes(layers=2, hidden=16, heads=4, head_dim=8, ffn=24, vocab=256, positions=8, fused=True)
 OPTIONS = TaskOptions(seq_len=8)
-LLAMA = llama.LlamaConfig(
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    vocab_size=64,
-    head_dim=8,
-)
+LLAMA = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 64,
+    "head_dim": 8,
+}
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_a_fused_decoder_computes_what_the_separate_one_does(kv_heads: int) -> None:
-    plain = replace(LLAMA, num_key_value_heads=kv_heads)
+    plain = architecture_of(LLAMA | {"num_key_value_heads": kv_heads})
     fused = replace(plain, fused=True)
-    params = llama.init_params(plain, jax.random.key(3))
+    params = decoder.init_params(plain, jax.random.key(3))
     layers = dict(params["layers"])
     names = ("wq", "wk", "wv") if kv_heads == 4 else ("wk", "wv")
     for name, parts in ("w_qkv" if kv_heads == 4 else "w_kv", names), ("w_gate_up", _GATED):
         layers[name] = jnp.stack([layers.pop(part) for part in parts], axis=2)
-    made = llama.init_params(fused, jax.random.key(3))["layers"]
+    made = decoder.init_params(fused, jax.random.key(3))["layers"]
     assert {n: v.shape for n, v in made.items()} == {n: v.shape for n, v in layers.items()}
     tokens = jnp.arange(16).reshape(2, 8) * 7 % 64
     given = [
-        llama.logits(c, p, tokens, How())
+        decoder.logits(c, p, tokens, How())
         for c, p in ((plain, params), (fused, params | {"layers": layers}))
     ]
     np.testing.assert_allclose(*given, rtol=1e-5, atol=1e-6)

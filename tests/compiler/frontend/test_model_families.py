@@ -17,9 +17,11 @@ from shardwright.compiler.frontend.reference import run_reference
 from shardwright.compiler.frontend.state import state_tree
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.orchestrator.models import blocks, encoder, gpt, layers, llama, moe, vit
+from shardwright.orchestrator.models import blocks, decoder, encoder, gpt, layers, vit
+from shardwright.orchestrator.models.architecture import Experts
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.orchestrator.models.families import family_task
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import How, Params, Precision
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.support.cells import long_in_matrix
@@ -39,16 +41,17 @@ def task_of(family: str, options: TaskOptions) -> TrainTask:
     """The task of one of `FAMILIES`, or of a mixture of experts."""
     if family != "moe":
         return family_task(family, SIZES, options)
-    config = llama.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=256,
-        head_dim=8,
-    )
-    return moe.train_task(config, moe.Experts(4), options)
+    config = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "head_dim": 8,
+    }
+    feed = Experts(count=4, chosen=2, width=32, routing="products")
+    return decoder.train_task(architecture_of(config).fed_by(feed), options)
 
 
 def logits(module: object, tokens: jax.Array) -> np.ndarray:

@@ -16,7 +16,7 @@ from shardwright.compiler.ir.ops.sort import SortAttrs
 from shardwright.compiler.ir.ops.window import ReduceWindowAttrs, SelectAndScatterAttrs
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.compiler.ir.types import Graph, Op, Value, tensor_type
-from shardwright.orchestrator.models import llama
+from shardwright.orchestrator.models import config_task
 from tests.support.building import Builder
 from tests.support.road import captured_graph
 from tests.support.small_job import SIZES
@@ -218,8 +218,8 @@ def test_the_products_of_a_decoder_are_those_of_its_formula() -> None:
     matrices = 2 * layer + width * 256
     forward = 2 * matrices + 2 * 4 * 8 * width
     tokens = 3 * 8
-    plain, _, _ = captured_graph(llama.train_task(SIZES, seq_len=8, remat="none"), 3)
+    plain, _, _ = captured_graph(config_task.train_task(SIZES, seq_len=8, remat="none"), 3)
     assert flops(plain, CONTRACTIONS) == 3 * forward * tokens
-    full, _, _ = captured_graph(llama.train_task(SIZES, seq_len=8, remat="full"), 3)
+    full, _, _ = captured_graph(config_task.train_task(SIZES, seq_len=8, remat="full"), 3)
     again = 2 * 2 * (layer - width * ffn) + 2 * 4 * 8 * width
     assert flops(full, CONTRACTIONS) == (3 * forward + again) * tokens
