@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from shardwright.compiler.frontend.roles import STATE_ROLES, WEIGHT_ROLES
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import num_shared
@@ -52,7 +53,7 @@ def spreadable(step: Decisions) -> Iterator[tuple[Slot, Value, dict[int, int]]]:
     """Every weight with the dims along which it may be spread, none that loops walk along, and
     their sizes on a rank."""
     layers = {step.shards.find(dim) for dim in step.walked()}
-    for slot, value in step.slots("parameter"):
+    for slot, value in step.slots(*WEIGHT_ROLES):
         local = step.layout.of(value).local_shape(value.type.shape, step.mesh.sizes)
         free = [d for d, n in enumerate(local) if n and step.shards.find((value, d)) not in layers]
         yield slot, value, {d: local[d] for d in free}
@@ -63,11 +64,14 @@ def _place_parameters(step: Decisions) -> None:
     for slot, value, local in spreadable(step):
         used = step.layout.of(value)
         axes = step.free_axes(used)
-        ways = step.mesh.size(axes) if step.zero else 1
+        # Before stage 3 a weight says how its gradient and optimizer state lie; frozen has neither.
+        is_spread = step.zero >= (WEIGHTS if slot.role == "frozen" else 1)
+        ways = step.mesh.size(axes) if is_spread else 1
         fitting = [d for d, size in local.items() if size % ways == 0]
         named = f"{'*'.join(axes)}={ways}"
         if ways == 1:
-            step.place(slot, value, used, "one shard")
+            kept = step.zero and slot.role == "frozen" and axes
+            step.place(slot, value, used, _kept(step) if kept else "one shard")
             continue
         if not fitting:
             _replicate(step, slot, value, f"no dim divides by {named}")
@@ -78,7 +82,12 @@ def _place_parameters(step: Decisions) -> None:
             why = f"largest dim that divides by {named}"
             step.place(slot, value, step.stored(value) or used, why)
         else:
-            step.place(slot, value, used, f"zero={step.zero} keeps weights")
+            step.place(slot, value, used, _kept(step))
+
+
+def _kept(step: Decisions) -> str:
+    """Why a weight is whole on every data-parallel rank."""
+    return f"zero={step.zero} keeps weights"
 
 
 def _place_optimizer(step: Decisions) -> None:
@@ -113,7 +122,7 @@ def place_results(step: Decisions) -> None:
     state = dict(zip(names, map(step.constraints.__getitem__, step.graph.inputs), strict=True))
     for slot, value in zip(step.outputs, step.graph.outputs, strict=True):
         spec = step.layout.of(value)
-        if slot.role in ("parameter", "optimizer", "rng"):
+        if slot.role in STATE_ROLES:
             spec = state.get(slot.name, spec)
         if slot.role == "parameter" and step.zero < WEIGHTS and step.stored(value):
             step.predict("all_gather", step.free_axes(step.layout.of(value)), value.type)
