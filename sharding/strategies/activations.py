@@ -29,7 +29,9 @@ def gather_operands(step: Decisions) -> None:
     """
     state = step.values(*WEIGHT_ROLES, "optimizer")
     finer = [v for v in state if step.constraints[v] != step.layout.of(v)]
-    step.gathers += gather_uses(step.graph, step.labels.dims, reached(step.graph, finer))
+    step.gathers += gather_uses(
+        step.graph, step.labels.dims, reached(step.graph, finer), in_parts=True
+    )
     step.gathers += sequence_uses(step.graph, step.layout)
     step.gathers += expert_uses(step.graph, step.layout)
 
