@@ -23,10 +23,11 @@ from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.programs import (
     check_groups,
     check_kernels,
+    kept_arguments,
     manual_parts,
     used_arguments,
 )
-from shardwright.compiler.frontend.roles import check_parameters, role_of
+from shardwright.compiler.frontend.roles import Use, check_parameters, roles_of
 from shardwright.compiler.frontend.state import array_step, named_leaves, state_tree
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.user_code import called
@@ -87,7 +88,8 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     measured = [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
     _check_state(before, after)
     loss = len(after) + [info.name for info in measured].index("metrics/loss")
-    roles = _roles(task, before, tree.keys, used_arguments(traced.jaxpr, loss))
+    uses = _uses(traced.jaxpr, len(before), loss)
+    roles = _roles(task, before, tree.keys, uses)
     state = [replace(info, role=role) for info, role in zip(before, roles, strict=True)]
     aliases = tuple((n, n) for n in range(len(state)))
     check_kernels(traced.jaxpr, base_dir)
@@ -190,16 +192,20 @@ def _state_leaves(task: TrainTask, state: Sequence[Any]) -> list[ArgInfo]:
     ]
 
 
-def _roles(
-    task: TrainTask, state: Sequence[ArgInfo], keys: Collection[str], used: Sequence[bool]
-) -> list[str]:
-    """What every leaf of the state is; `used` says per argument whether the loss depends on it.
+def _uses(program: Any, count: int, loss: int) -> list[Use]:
+    """What a closed program does with its first `count` arguments, which its first results take
+    the places of; `loss` is the number of that result."""
+    rows = zip(used_arguments(program, loss), kept_arguments(program, count), strict=False)
+    return [Use(is_read=is_read, is_kept=is_kept) for is_read, is_kept in rows]
 
-    Raises UsageError where none is a parameter.
-    """
+
+def _roles(
+    task: TrainTask, state: Sequence[ArgInfo], keys: Collection[str], uses: Sequence[Use]
+) -> tuple[str, ...]:
+    """What every leaf of the state is. Raises UsageError where none is a parameter."""
     given = dict.fromkeys(keys, "rng") | dict(task.roles)
-    rows = zip(state, used, strict=False)
-    roles = [role_of(info.name, given, info.dtype, is_used) for info, is_used in rows]
+    rows = zip(state, uses, strict=True)
+    roles = roles_of([(info.name, info.dtype, use) for info, use in rows], given)
     check_parameters(task.name, [(i.name, role) for i, role in zip(state, roles, strict=True)])
     return roles
 

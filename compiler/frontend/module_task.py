@@ -17,7 +17,7 @@ from typing import Any
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.capture import ArgInfo, Captured
 from shardwright.compiler.frontend.isolated import Reader
-from shardwright.compiler.frontend.roles import check_parameters, role_by_use
+from shardwright.compiler.frontend.roles import Use, check_parameters, roles_of
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.neff.format import MAX_FILE_BYTES
@@ -137,16 +137,26 @@ def _tokens(signature: _Signature) -> int:
 
 
 def _inputs(signature: _Signature) -> tuple[ArgInfo, ...]:
-    before = _reaching(signature.graph, signature.graph.outputs[signature.loss])
-    batch = set(signature.batch)
+    graph, state = signature.graph, sorted(signature.state.values())
+    before = _reaching(graph, graph.outputs[signature.loss])
+    kept = {n for j, n in signature.state.items() if graph.outputs[j] is graph.inputs[n]}
+    uses = {n: Use(is_read=graph.inputs[n] in before, is_kept=n in kept) for n in state}
+    leaves = [(f"arg{n}", graph.inputs[n].type.dtype, uses[n]) for n in state]
+    roles = dict(zip(state, roles_of(leaves, {}), strict=True))
     infos = []
-    for n, value in enumerate(signature.graph.inputs):
-        role = "batch" if n in batch else role_by_use(value.type.dtype, value in before)
-        infos.append(_info(f"{_PREFIX[role]}/arg{n}", role, value, 0 if n in batch else None))
+    for n, value in enumerate(graph.inputs):
+        role = roles.get(n, "batch")
+        infos.append(_info(f"{_PREFIX[role]}/arg{n}", role, value, None if n in roles else 0))
     return tuple(infos)
 
 
-_PREFIX = {"batch": "batch", "parameter": "params", "optimizer": "opt_state", "rng": "rng"}
+_PREFIX = {
+    "batch": "batch",
+    "parameter": "params",
+    "frozen": "frozen",
+    "optimizer": "opt_state",
+    "rng": "rng",
+}
 
 
 def _outputs(signature: _Signature, inputs: Sequence[ArgInfo]) -> tuple[ArgInfo, ...]:

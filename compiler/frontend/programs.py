@@ -22,6 +22,46 @@ def used_arguments(program: Any, result: int) -> list[bool]:
     return used
 
 
+_CALLED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "checkpoint": "jaxpr"}
+"""Equations that compute their program once, and the parameter that holds it."""
+
+
+def kept_arguments(program: Any, count: int) -> list[bool]:
+    """Per argument of a closed program, of the first `count`, whether the result of its number is
+    the argument itself, also behind calls and loops that hand it through."""
+    given = program.jaxpr.invars
+    return [_source(program.jaxpr, n) is given[n] for n in range(count)]
+
+
+def _source(program: Any, result: int) -> Any:
+    """The variable that a result of a program is, as far back as it is only handed on."""
+    makers = {value: (e, n) for e in program.eqns for n, value in enumerate(e.outvars)}
+    value = program.outvars[result]
+    while not hasattr(value, "val") and value in makers:  # a literal is no variable
+        source = _handed(*makers[value])
+        if source is None:
+            break
+        value = source
+    return value
+
+
+def _handed(equation: Any, result: int) -> Any:
+    """The operand that a result of an equation is; None where it is computed."""
+    params, name = equation.params, equation.primitive.name
+    key = "jaxpr" if name == "scan" else _CALLED.get(name, "")
+    if not (inner := params.get(key)):
+        return None
+    body = getattr(inner, "jaxpr", inner)
+    if name == "scan" and result >= params["num_carry"]:
+        return None
+    source = _source(body, result)
+    if source not in body.invars:
+        return None
+    place = body.invars.index(source)
+    is_other_carry = name == "scan" and place != params["num_consts"] + result
+    return None if is_other_carry else equation.invars[place]
+
+
 def check_kernels(program: Any, base_dir: str | None = None) -> None:
     """Refuse kernels of Pallas in a closed program, which are written for the units of a GPU or
     TPU; interpreted ones are ordinary operators.

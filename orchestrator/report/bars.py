@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
-COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white")
-FILLS = ("█", "▓", "▒", "░", "▚", "▤", "▥")
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "white", "bright_cyan")
+FILLS = ("█", "▓", "▒", "░", "▚", "▤", "▥", "▦")
 EMPTY, LIMIT = "·", "│"
 
 

@@ -73,6 +73,8 @@ def _job(report: Report) -> Rows:
         count_text(graph["params"]).strip(),
         f"elements of all parameters of {graph['name']}, sharded or not: {graph['params']:,}",
     )
+    if (trained := graph.get("trained", graph["params"])) != graph["params"]:
+        yield "trained", count_text(trained).strip(), f"those that a step changes: {trained:,}"
     yield (
         "cores",
         f"{report['cores']:,}",

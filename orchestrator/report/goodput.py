@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from shardwright.compiler.frontend.roles import SAVED_ROLES
 from shardwright.compiler.machine.target import PS_PER_S, Fact
 from shardwright.orchestrator.config.config import GoodputConfig
 from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.build import Built
 from shardwright.sim_cluster.timing.step_time import StepTiming
 
-SAVED_ROLES = ("parameter", "optimizer", "rng")
 GB = 1e9
 S_PER_HOUR = 3600.0
 

@@ -8,7 +8,7 @@ below them. What is no comparison of two positions (lengths, documents, windows)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,15 +34,18 @@ class Attention:
     hidden: int
 
 
-def attention_flops(graph: Graph) -> Attention:
-    """Of the forward instances of a graph, bodies of loops once per iteration."""
+def attention_flops(graph: Graph, passes: Callable[[Op], int] = lambda _: 1) -> Attention:
+    """Of the forward instances of a graph, bodies of loops once per iteration, each product as
+    often as `passes` says."""
     level = _Levels(graph)
     whole = hidden = 0.0
     for one in find_attention(graph):
         if one.kind == "forward":
             made = {level.producers[v] for v in one.scores if v in level.producers}
             products = {op for op in made if op.name in CONTRACTIONS} | {one.op}
-            own = level.times[one.level] * sum(OPS[op.name].flops(op) for op in products)
+            own = level.times[one.level] * sum(
+                passes(op) * OPS[op.name].flops(op) for op in products
+            )
             whole += own
             hidden += own * level.hidden(one)
     return Attention(round(whole), round(hidden))

@@ -1,8 +1,9 @@
 """FLOPs of a step, and what MFU and HFU make of them: one definition for every model.
 
 MFU counts what the model needs: three times the contractions that its loss depends on, attention in
-full. Source: PaLM, appendix B, 6 P + 12 L h s per token, counted on the captured graph, so that it
-holds for any architecture; published figures are compared by the same formula (`published_mfu.py`).
+full; of products with frozen weights two, since those have no gradient. Source: PaLM, appendix B,
+6 P + 12 L h s per token, counted on the captured graph, so that it holds for any architecture;
+published figures are compared by the same formula (`published_mfu.py`).
 HFU counts the contractions that cores run: recomputation, replicas of ranks and padding too, masked
 scores where the code goes over them or not.
 """
@@ -10,21 +11,24 @@ scores where the code goes over them or not.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CONTRACTIONS
-from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.neff.schedule import run_counts
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.orchestrator.report.hidden import attention_flops, levels
 from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.build import Built
+from shardwright.sharding.indices.dims import reached
 
 TRAINED = 3  # a backward pass has two contractions per contraction of the forward pass
+FROZEN = "frozen"
 CAUSAL, FULL, NO_ATTENTION = "causal", "full", "none"
 
 
@@ -55,18 +59,40 @@ class StepFlops:
 
 
 def step_flops(built: Built) -> StepFlops:
-    """Those of a built job. The model needs no more than what runs: first layers and frozen weights
-    have fewer than two contractions of the backward pass."""
+    """Those of a built job. The model needs no more than what runs: first layers have fewer than
+    two contractions of the backward pass."""
     forward, executed = FORWARD(*built.counted), _executed(built)
-    attention = attention_flops(forward)
-    model = min(built.of_a_step(TRAINED * flops(forward, CONTRACTIONS)), executed)
+    needed = passes_of(forward, built.counted_roles)
+    attention = attention_flops(forward, needed)
+    model = min(built.of_a_step(_trained(forward, needed)), executed)
     kind = CAUSAL if attention.hidden else FULL if attention.whole else NO_ATTENTION
     return StepFlops(
         model=model,
-        causal=max(0, model - built.of_a_step(TRAINED * attention.hidden)),
+        causal=max(0, model - built.of_a_step(attention.hidden)),
         captured=built.of_a_step(flops(built.counted[0], CONTRACTIONS)),
         executed=executed,
         attention=kind,
+    )
+
+
+def passes_of(forward: Graph, roles: Sequence[str]) -> Callable[[Op], int]:
+    """How many contractions a step needs per contraction of its forward pass, whose first inputs
+    have these roles: that one, and one for the gradient of each operand. A frozen weight has no
+    gradient, nor has what is made of the batch and of frozen weights alone.
+    """
+    given = list(zip(roles, forward.inputs, strict=False))
+    by_frozen = reached(forward, [v for role, v in given if role == FROZEN])
+    without = by_frozen - reached(forward, [v for role, v in given if role == "parameter"])
+    return lambda op: TRAINED - sum(v in without for v in op.operands[:2])
+
+
+def _trained(forward: Graph, passes: Callable[[Op], int]) -> int:
+    """FLOPs of all contractions of a graph, each as often as it is needed."""
+    return sum(
+        times * passes(op) * OPS[op.name].flops(op)
+        for level, times in levels(forward)
+        for op in level.ops
+        if op.name in CONTRACTIONS
     )
 
 

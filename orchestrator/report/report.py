@@ -13,6 +13,7 @@ from typing import Any
 
 from shardwright.collectives.placement import place_mesh, where
 from shardwright.compiler.diagnostics import Diagnostic
+from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.analysis import count_ops
 from shardwright.compiler.isa.program import Call, Function, Program, Repeat
 from shardwright.compiler.linking.budget import count_instructions
@@ -124,17 +125,20 @@ def provenance(stages: Stages) -> Facts:
 
 
 def graph_section(built: Built) -> Facts:
-    """Size of the captured step; `params` are the model's, `flops_per_step` counts every op of the
-    graph, recomputation included, `product_types` shares out those of contractions."""
-    parameters = [b.global_type for b in built.plan.step.buffers.values() if b.role == "parameter"]
+    """Size of the captured step; `params` are the model's, `trained` those that are not frozen,
+    `flops_per_step` counts every op of the graph, recomputation included, `product_types` shares
+    out those of contractions."""
+    weights = [(b.role, b.global_type) for b in built.plan.step.buffers.values()]
     if model := built.model:
         pairs = zip(model.inputs, model.graph.inputs, strict=True)
-        parameters = [value.type for slot, value in pairs if slot.role == "parameter"]
+        weights = [(slot.role, value.type) for slot, value in pairs]
+    counted = {r: sum(t.num_elements for role, t in weights if role == r) for r in WEIGHT_ROLES}
     return {
         "name": built.name,
         "ops": count_ops(built.graph),
         "repeats": list(built.repeats),
-        "params": sum(type.num_elements for type in parameters),
+        "params": sum(counted.values()),
+        "trained": counted["parameter"],
         "roles": role_rows(built.plan.step.buffers.values()),
         "flops_per_step": built.flops_per_step,
         "product_types": product_types(built.graph),

@@ -123,8 +123,10 @@ def job(report: Report) -> Said:
         tokens += " (the config's)"
     samples = "1 sample" if batch["global_batch"] == 1 else f"{batch['global_batch']:,} samples"
     products = f" in {name}" if (name := products_text(report)) else ""
+    trained = graph.get("trained", graph["params"])  # older reports do not say it
+    frozen = f", {count_text(trained)} trained," if trained != graph["params"] else ""
     text = (
-        f"{count_text(graph['params'])} parameters on {report['cores']:,} cores"
+        f"{count_text(graph['params'])} parameters{frozen} on {report['cores']:,} cores"
         f" ({cluster['instances']} x {cluster['target']}),"
         f" {count_text(graph['flops_per_step'])}FLOP{products} per step of {samples}{tokens},"
         f" {micro_batches_text(batch['num_microbatches'])}"
@@ -175,7 +177,12 @@ def roles(report: Report) -> Said:
     yield "roles", "; ".join(told)
 
 
-_ROLE_TEXT = {"parameter": "parameters", "optimizer": "optimizer", "rng": "random numbers"}
+_ROLE_TEXT = {
+    "parameter": "parameters",
+    "frozen": "frozen",
+    "optimizer": "optimizer",
+    "rng": "random numbers",
+}
 MOST_PATHS = 3  # of a role that the screen names (our choice)
 
 

@@ -56,6 +56,7 @@ class Planned:
     tokens_per_sample: int
     name: str
     loss: int = 0  # which output of the graph
+    roles: tuple[str, ...] = ()  # of the inputs of the graph
     model: Rerolled | None = None  # the step without copies, where it has some (`TrainTask.model`)
     repeats: tuple[str, ...] = ()  # what became of repeated layers, line by line
     findings: tuple[Diagnostic, ...] = ()  # about the capture, and the mesh where it was left to us
@@ -67,6 +68,11 @@ class Planned:
         if self.model is None:
             return self.graph, self.loss
         return self.model.graph, _loss_of(self.model)
+
+    @property
+    def counted_roles(self) -> tuple[str, ...]:
+        """The roles of the inputs of that step."""
+        return self.roles if self.model is None else _roles_of(self.model)
 
     @property
     def flops_per_step(self) -> int:
@@ -193,6 +199,7 @@ def _planned(
         tokens_per_sample=task.tokens_per_sample,
         name=traced.name,
         loss=_loss_of(traced.step),
+        roles=_roles_of(traced.step),
         model=_model(job, task, traced.samples, stages),
         repeats=traced.step.notes,
         findings=(*traced.findings, *layout.findings),
@@ -201,6 +208,10 @@ def _planned(
 
 def _loss_of(step: Rerolled) -> int:
     return [slot.name for slot in step.outputs].index("metrics/loss")
+
+
+def _roles_of(step: Rerolled) -> tuple[str, ...]:
+    return tuple(slot.role for slot in step.inputs)
 
 
 def _model(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Rerolled | None:

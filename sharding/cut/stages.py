@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.roles import STATE_ROLES
 from shardwright.compiler.ir.build import Builder, subgraph
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.ops import AllGatherAttrs, ConvertAttrs
@@ -37,8 +38,6 @@ from shardwright.sharding.localize import Localized
 from shardwright.sharding.localize.coordinates import coordinate_name, hoist_coordinates
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.prepare.phantom_replica import TRACED_SAMPLES, check_partial
-
-STATE_ROLES = frozenset(("parameter", "optimizer", "rng"))
 
 
 def split_step(

@@ -116,20 +116,21 @@ def cover(
     price: Mapping[Class, int],
     allowed: Collection[Class],
 ) -> set[Class]:
-    """The families of least total price that split every weight that can be split.
+    """The families that leave the fewest elements of weights whole, of those of least total price.
 
     Two families of one weight are never both chosen. A weight that no choice can split beside the
-    others stays whole.
+    others stays whole: of a low-rank pair beside a matrix that is split, the one that shares none
+    of the matrix's split dim.
     """
     groups, group_of = _groups(weights, classes, price, allowed)
-    needs: dict[frozenset[object], None] = {}
+    needs: Counter[frozenset[object]] = Counter()
     for weight in weights:
         mine = frozenset(group_of[f] for _, f in classes.families(weight) if f in group_of)
         if mine:
-            needs[mine] = None
+            needs[mine] += weight.type.num_elements
             for key in mine:
                 groups[key].rivals |= mine - {key}
-    chosen = _Search(groups).run(list(needs))
+    chosen = _Search(groups).run(list(needs.items()))
     return {family for key in chosen for family in groups[key].families}
 
 
@@ -161,8 +162,12 @@ def _groups(
     return dict(groups), signature
 
 
+_Need = tuple[frozenset[object], int]
+"""Groups of which one must be taken, or so many elements stay whole."""
+
+
 class _Search:
-    """Branch and bound over groups; a need is a set of groups of which one must be taken."""
+    """Branch and bound over groups."""
 
     def __init__(self, groups: Mapping[object, _Group]) -> None:
         self.groups = groups
@@ -170,31 +175,33 @@ class _Search:
         self.least: tuple[float, float] = (math.inf, math.inf)
         self.steps = 0
 
-    def run(self, needs: list[frozenset[object]]) -> frozenset[object]:
-        """The cheapest of the choices that leave the fewest needs unmet."""
+    def run(self, needs: list[_Need]) -> frozenset[object]:
+        """The cheapest of the choices that leave the fewest elements whole."""
         self._visit(needs, frozenset(), frozenset(), 0, 0)
         return self.best
 
     def _visit(
         self,
-        needs: list[frozenset[object]],
+        needs: list[_Need],
         taken: frozenset[object],
         banned: frozenset[object],
         unmet: int,
         price: int,
     ) -> None:
-        """Meet the need with the fewest ways left."""
+        """Meet the need with the fewest ways left, or else leave it."""
         self.steps += 1
-        left = [need - banned for need in needs if not need & taken]
-        ways = [way for way in left if way]
-        unmet += len(left) - len(ways)
+        left = [(need - banned, size) for need, size in needs if not need & taken]
+        ways = [(way, size) for way, size in left if way]
+        unmet += sum(size for way, size in left if not way)
         if (unmet, price) >= self.least or self.steps > SEARCH_LIMIT:
             return
         if not ways:
             self.best, self.least = taken, (unmet, price)
             return
-        shortest = min(ways, key=lambda way: len(way))
+        shortest, size = min(ways, key=lambda row: len(row[0]))
         for key in sorted(shortest, key=lambda k: self.groups[k].price):
             group = self.groups[key]
             rivals = banned | frozenset(group.rivals)
             self._visit(ways, taken | {key}, rivals, unmet, price + group.price)
+        if (unmet + size, price) < self.least:
+            self._visit(ways, taken, banned | shortest, unmet, price)

@@ -21,7 +21,7 @@ MIN_OF_MISSING = 0.1
 """Part of what is missing below which a change is no advice (our choice): it asks for more than it
 brings."""
 
-STATE = ("parameters", "gradients", "optimizer")
+STATE = ("parameters", "frozen", "gradients", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from shardwright.sharding.memory.places import buffer_places
 
 CATEGORIES = (
     "parameters",
+    "frozen",
     "gradients",
     "optimizer",
     "activations",
@@ -35,6 +36,7 @@ CATEGORIES = (
 )
 CATEGORY_OF_ROLE = {
     "parameter": "parameters",
+    "frozen": "frozen",
     "gradient": "gradients",
     "optimizer": "optimizer",
     "residual": "activations",
@@ -112,7 +114,7 @@ def _assembled(
     worst = max(arenas, key=lambda a: a.num_bytes)
     at_peak = _by_category(worst.held)
     at_peak["scratch"] += worst.num_bytes - sum(at_peak.values())
-    categories = {c: arguments[c] + at_peak[c] for c in CATEGORIES}
+    categories = {c: arguments[c] + at_peak.get(c, 0) for c in arguments}
     held = sorted([*named, *worst.held], key=lambda h: -h.num_bytes)
     return Footprint(
         categories=categories,
@@ -131,11 +133,11 @@ def _assembled(
 
 
 def _by_category(holdings: Sequence[Holding]) -> dict[str, int]:
-    """Bytes of every category."""
+    """Bytes of every category; frozen weights are one of the steps that have some."""
     found = Counter[str]()
     for holding in holdings:
         found[holding.category] += holding.num_bytes
-    return {c: found[c] for c in CATEGORIES}
+    return {c: found[c] for c in CATEGORIES if c != "frozen" or found[c]}
 
 
 def buffer_bytes(plan: StepPlan, info: BufferInfo, stage: int = 0) -> int:

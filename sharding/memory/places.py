@@ -10,6 +10,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.frontend.roles import STATE_ROLES
 from shardwright.compiler.ir.opdef import Kind
 from shardwright.compiler.ir.traits import UPDATES, of
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -19,7 +20,7 @@ _MOVING = of(
     Kind.IDENTITY, Kind.VIEW, Kind.PART, Kind.CAST, Kind.UPDATE, Kind.RANK, Kind.TRANSFER
 ) | of(Kind.COLLECTIVE, combines=False)
 
-_GIVEN = ("parameter", "optimizer", "batch", "rng")
+_GIVEN = (*STATE_ROLES, "batch")
 
 
 def buffer_places(plan: StepPlan) -> dict[str, Loc]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_operands, with_ops, with_regions
@@ -50,7 +51,7 @@ def rounded_graph(graph: Graph, inputs: Sequence[Slot], settings: StrategySettin
     slots = list(zip(inputs, graph.inputs, strict=True))
     batch = {value: slot.batch_dim or 0 for slot, value in slots if slot.role == "batch"}
     samples = batch_labels(graph, batch).dims
-    given = reached(graph, [value for slot, value in slots if slot.role == "parameter"])
+    given = reached(graph, [value for slot, value in slots if slot.role in WEIGHT_ROLES])
     boundaries: set[Value] = set()
     if settings.output_dtype != "auto":
         boundaries = {v for v in _boundaries(graph, samples, given) if v in samples}

@@ -6,6 +6,7 @@ nothing left to choose; what an op reads otherwise is gathered or sent right bef
 
 from __future__ import annotations
 
+from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.partition.spec import ShardingSpec
@@ -26,9 +27,11 @@ def gather_operands(step: Decisions) -> None:
     the sequence where an op needs the axes it is split over for another index; and rows that lie by
     expert where they are read by sample.
     """
-    state = step.values("parameter") + step.values("optimizer")
+    state = step.values(*WEIGHT_ROLES, "optimizer")
     finer = [v for v in state if step.constraints[v] != step.layout.of(v)]
-    step.gathers += gather_uses(step.graph, step.labels.dims, reached(step.graph, finer))
+    step.gathers += gather_uses(
+        step.graph, step.labels.dims, reached(step.graph, finer), in_parts=True
+    )
     step.gathers += sequence_uses(step.graph, step.layout)
     step.gathers += expert_uses(step.graph, step.layout)
 

@@ -9,10 +9,10 @@ left to choose.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Loc
-from shardwright.compiler.ir.opdef import Kind, make_op
+from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.rewrite import Level, with_operands, with_regions
 from shardwright.compiler.ir.traits import CASTS, VIEWS, of
@@ -27,27 +27,44 @@ CUTTING = of(Kind.PART, Kind.JOIN, Kind.UPDATE) | of(Kind.INDEXED, combines=Fals
 
 @dataclass(frozen=True, slots=True)
 class GatherUse:
-    """Operand `index` of `op` must be whole: gather `point`, then repeat `chain` on the gathered
-    value. `spec` is its layout then; None is the one it is used in.
+    """Operand `index` of `op` must be whole: gather `points`, then repeat `chain` on the gathered
+    values. `spec` is their layout then; None is the one each is used in.
     """
 
     op: Op
     index: int
-    point: Value
+    points: tuple[Value, ...]
     chain: tuple[Op, ...] = ()
     spec: ShardingSpec | None = None
 
+    @property
+    def point(self) -> Value:
+        """The one value that is gathered."""
+        (point,) = self.points
+        return point
 
-def gather_uses(graph: Graph, batch: Mapping[Value, int], weights: set[Value]) -> list[GatherUse]:
-    """Every operand, at any depth, where a value of `weights` meets a value with a batch label."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of what is gathered."""
+        return sum(point.type.num_bytes for point in self.points)
+
+
+def gather_uses(
+    graph: Graph, batch: Mapping[Value, int], weights: set[Value], *, in_parts: bool = False
+) -> list[GatherUse]:
+    """Every operand, at any depth, where a value of `weights` meets a value with a batch label;
+    `in_parts`: gathered before it is combined of weights that are fewer bytes.
+    """
     made = _makers(graph)
-    return [
+    parts = _Parts(made, weights)
+    uses = (
         _narrowest(op, i, v, made)
         for op in graph.walk()
         if op.name not in CARRYING and any(v in batch for v in (*op.operands, *op.results))
         for i, v in enumerate(op.operands)
         if v in weights and v not in batch and v.type.rank
-    ]
+    )
+    return [parts.of(use) if in_parts else use for use in uses]
 
 
 def _makers(graph: Graph) -> dict[Value, Op]:
@@ -85,7 +102,41 @@ def _narrowest(op: Op, index: int, value: Value, made: Mapping[Value, Op]) -> Ga
         path.append(step)
         if value.type.num_bytes <= point.type.num_bytes:
             point, best = value, len(path)
-    return GatherUse(op, index, point, tuple(reversed(path[:best])))
+    return GatherUse(op, index, (point,), tuple(reversed(path[:best])))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Weights that are made element by element of fewer bytes: of the integers and scales of a
+    quantised one.
+    """
+
+    made: Mapping[Value, Op]
+    weights: set[Value]
+    known: dict[Value, GatherUse | None] = field(default_factory=dict)
+
+    def of(self, use: GatherUse) -> GatherUse:
+        """`use` with the parts of its point gathered, where it has some."""
+        if use.point not in self.known:
+            self.known[use.point] = None  # until it is found
+            self.known[use.point] = self._found(use.point)
+        if (found := self.known[use.point]) is None:
+            return use
+        return replace(found, op=use.op, index=use.index, chain=(*found.chain, *use.chain))
+
+    def _found(self, point: Value) -> GatherUse | None:
+        value, path = point, list[Op]()
+        while (step := self.made.get(value)) is not None and step.name in NARROWING:
+            path.append(step)
+            value = step.operands[0]
+        if step is None or not OPS[step.name].elementwise:
+            return None
+        operands = [v for v in step.operands if v in self.weights and v.type.rank]
+        uses = [self.of(_narrowest(step, i, v, self.made)) for i, v in enumerate(operands)]
+        chain = dict.fromkeys(op for use in uses for op in use.chain)
+        points = dict.fromkeys(v for use in uses for v in use.points)
+        found = GatherUse(step, 0, tuple(points), (*chain, step, *reversed(path)))
+        return found if found.num_bytes < point.type.num_bytes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +193,17 @@ class Annotator:
 
 
 class Repeating(Level):
-    """A level under construction on which unary ops are repeated on other operands, each once."""
+    """A level under construction on which ops are repeated on other operands, each once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._repeated: dict[tuple[str, object, Value], Value] = {}
+        self._repeated: dict[tuple[str, object, tuple[Value, ...]], Value] = {}
 
-    def repeated(self, step: Op, operand: Value) -> Value:
-        """The result of `step` on `operand`."""
-        key = (step.name, step.attrs, operand)
+    def repeated(self, step: Op, *operands: Value) -> Value:
+        """The result of `step` on `operands`."""
+        key = (step.name, step.attrs, operands)
         if key not in self._repeated:
-            self.ops.append(make_op(step.name, (operand,), step.attrs, loc=step.loc))
+            self.ops.append(make_op(step.name, operands, step.attrs, loc=step.loc))
             self._repeated[key] = self.ops[-1].result
         return self._repeated[key]
 
@@ -187,17 +238,18 @@ class _Level(Repeating):
         use = self.owner.gathers.get((op, index))
         if use is None:
             return self.now(value)
-        gathered = self._whole_point(use)
+        whole = {point: self._whole_point(use, point) for point in use.points}
         for step in use.chain:
-            gathered = self.repeated(step, gathered)
-        return gathered
+            operands = [whole.get(v) or self.now(v) for v in step.operands]
+            whole[step.result] = self.repeated(step, *operands)
+        return whole[value]
 
-    def _whole_point(self, use: GatherUse) -> Value:
-        """The gathered value of the use's point, once per level and content."""
-        spec = use.spec or self.owner.used(use.point)
-        key = (self._content(use.point), spec)
+    def _whole_point(self, use: GatherUse, point: Value) -> Value:
+        """A gathered point of the use, once per level and content."""
+        spec = use.spec or self.owner.used(point)
+        key = (self._content(point), spec)
         if key not in self.whole:
-            op = self._constrained(self.now(use.point), spec, use.op.loc)
+            op = self._constrained(self.now(point), spec, use.op.loc)
             self.owner.points.append(op)
             self.whole[key] = op.result
         return self.whole[key]

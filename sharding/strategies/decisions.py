@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import Diagnostic, Loc, ShardingError
+from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.types import Graph, TensorType, Value
 from shardwright.sharding.indices.dim_sets import DimSets, DimTable, shard_classes
 from shardwright.sharding.indices.dims import BatchLabels, Dim, batch_labels, reached
@@ -77,14 +78,14 @@ class Decisions:
         """The axes state is spread over, empty when there is one shard."""
         return self.real(SHARD_AXES)
 
-    def slots(self, role: str) -> list[tuple[Slot, Value]]:
-        """The inputs of a role."""
+    def slots(self, *roles: str) -> list[tuple[Slot, Value]]:
+        """The inputs of some roles."""
         pairs = zip(self.inputs, self.graph.inputs, strict=True)
-        return [(slot, value) for slot, value in pairs if slot.role == role]
+        return [(slot, value) for slot, value in pairs if slot.role in roles]
 
-    def values(self, role: str) -> list[Value]:
-        """The inputs of a role without their slots."""
-        return [value for _, value in self.slots(role)]
+    def values(self, *roles: str) -> list[Value]:
+        """The inputs of some roles without their slots."""
+        return [value for _, value in self.slots(*roles)]
 
     def batch_dims(self) -> dict[Value, int]:
         """The sample dim of every batch input."""
@@ -102,7 +103,7 @@ class Decisions:
         indices = IndexClasses(self.graph, table)
         self.layout = UsedLayout(self.mesh, indices, self.labels.dims, self.data_axes)
         self.scans = scanned_layers(self.graph)
-        given = reached(self.graph, self.values("parameter"))
+        given = reached(self.graph, self.values(*WEIGHT_ROLES))
         self.runs = unrolled_layers(self.graph, self.labels.dims, given)
         found = [f"loop of {s.loop.attrs.trip} over {len(s.weights)} weights" for s in self.scans]
         found += [f"{len(run.repeats)} unrolled repeats" for run in self.runs]
@@ -165,8 +166,8 @@ class Decisions:
         return self.mesh.order([a for old, new in pairs for a in new if a not in old])
 
     def weights(self) -> set[Value]:
-        """Values that parameters made without the batch."""
-        made = reached(self.graph, self.values("parameter"))
+        """Values that weights made without the batch."""
+        made = reached(self.graph, self.values(*WEIGHT_ROLES))
         return made - reached(self.graph, self.values("batch"))
 
     def recipe(self) -> Recipe:

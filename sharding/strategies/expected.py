@@ -67,7 +67,7 @@ def sequence_uses(graph: Graph, layout: UsedLayout) -> Iterator[GatherUse]:
                 continue
             whole = spec.with_dim(dim, (a for a in spec.dims[dim] if a in kept[value, dim]))
             if whole != spec:
-                yield GatherUse(op, index, value, spec=whole)
+                yield GatherUse(op, index, (value,), spec=whole)
 
 
 def expert_uses(graph: Graph, layout: UsedLayout) -> Iterator[GatherUse]:
@@ -76,7 +76,7 @@ def expert_uses(graph: Graph, layout: UsedLayout) -> Iterator[GatherUse]:
         leaves = any(v in layout.samples and v not in layout.rows for v in op.results)
         for index, value in enumerate(op.operands if leaves and not op.regions else ()):
             if value in layout.rows:
-                yield GatherUse(op, index, value, spec=layout.by_sample(value))
+                yield GatherUse(op, index, (value,), spec=layout.by_sample(value))
 
 
 def sends_rows(op: Op, layout: UsedLayout) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.ir.facts import pairing
-from shardwright.compiler.ir.traits import CASTS, REDUCTIONS, VIEWS
+from shardwright.compiler.ir.traits import CASTS, CONTRACTIONS, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dim_sets import DimTable
 from shardwright.sharding.indices.dims import Dim, joins, propagate
@@ -118,8 +118,9 @@ class UsedLayout:
 def sequence_parallel_values(graph: Graph, layout: UsedLayout) -> frozenset[Value]:
     """The values that sequence parallelism spreads over the tensor axis.
 
-    These have a sequence dim and the hidden dim, or are made of nothing but such values: the
-    statistics of a norm. What holds a split index uses the axis for that.
+    These have a sequence dim and the hidden dim, or are made of nothing but such values, as the
+    statistics of a norm, or are products that are summed over a split index, as what a low-rank
+    matrix makes. What holds a split index uses the axis for that.
     """
     found: set[Value] = set()
 
@@ -130,11 +131,16 @@ def sequence_parallel_values(graph: Graph, layout: UsedLayout) -> frozenset[Valu
         split = any(c in layout.split for _, c in layout.indices.classes(value))
         return layout.sequence_dim(value) is not None and not split
 
+    def is_partial(op: Op) -> bool:
+        return op.name in CONTRACTIONS and any(
+            layout.indices.of(dim) in layout.split for dim in contracted(op)
+        )
+
     def step(op: Op) -> bool:
         tokens = [v for v in op.operands if layout.sequence_dim(v) is not None]
         from_spread = bool(tokens) and all(v in found for v in tokens)
         for value in op.results:
-            if free(value) and (from_spread or holds(value)):
+            if free(value) and (from_spread or holds(value) or is_partial(op)):
                 found.add(value)
         return False
 

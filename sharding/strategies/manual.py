@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Diagnostic, Loc, ShardingError
+from shardwright.compiler.frontend.roles import STATE_ROLES
 from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
@@ -22,7 +23,6 @@ from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies import INPUT, OUTPUT, Recipe, ValueId
 
-STATE = ("parameter", "optimizer", "rng")
 NAMED = 6  # open arguments that the finding lists by name (our choice)
 
 
@@ -161,14 +161,14 @@ class _Manual:
 
     def place(self, results: list[Given | None]) -> None:
         """Constrain what is closed; state lives in one place before and after the step."""
-        numbers = {slot.name: j for j, slot in enumerate(self.outputs) if slot.role in STATE}
+        numbers = {slot.name: j for j, slot in enumerate(self.outputs) if slot.role in STATE_ROLES}
         for j, entry in enumerate(results):
             if entry is not None and not entry.attrs.open_dims:
                 self.specs[OUTPUT, j] = entry.spec
         for i, (slot, entry) in enumerate(zip(self.inputs, self.given, strict=True)):
             if entry is not None and not entry.attrs.open_dims:
                 self._constrain(i, slot.name, entry)
-            if slot.role in STATE and slot.name in numbers:
+            if slot.role in STATE_ROLES and slot.name in numbers:
                 j = numbers[slot.name]
                 self._join(i, j, slot.name, results[j])
 

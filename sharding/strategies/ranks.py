@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh, make_mesh
 from shardwright.sharding.partition.partitioned import Slot
@@ -63,7 +64,7 @@ def _may_be_left(graph: Graph, inputs: Sequence[Slot], mesh: Mesh) -> bool:
     layers where they are stacked. To read the whole step is for these alone."""
     ranks = mesh.sizes[SHARD_AXIS]
     pairs = zip(inputs, graph.inputs, strict=True)
-    shapes = [v.type for slot, v in pairs if slot.role == "parameter"]
+    shapes = [v.type for slot, v in pairs if slot.role in WEIGHT_ROLES]
     large = [t for t in shapes if t.num_bytes >= LARGE_REPLICATED_BYTES]
     return any(not _divides(t.shape[t.rank > 2 :], ranks) for t in large)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError, did_you_mean
+from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.compiler.rewriting.driver import Rewrite
@@ -133,7 +134,7 @@ def _padded(inputs: Sequence[Slot], before: Graph, after: Graph) -> Diagnostic:
     grown = [
         f"{s.name} {a.type} to {b.type}"
         for s, a, b in rows
-        if a.type != b.type and s.role == "parameter"
+        if a.type != b.type and s.role in WEIGHT_ROLES
     ]
     more = f" and {len(grown) - NAMED} more" if len(grown) > NAMED else ""
     return Diagnostic(

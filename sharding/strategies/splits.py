@@ -12,6 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.indices.indices import Class, IndexClasses
@@ -55,7 +56,7 @@ def _find_sequence(step: Decisions) -> None:
     no weight has it.
     """
     indices, samples = step.layout.indices, step.labels.dims
-    batch, weights = map(step.values, ("batch", "parameter"))
+    batch, weights = step.values("batch"), step.values(*WEIGHT_ROLES)
     given = {f for v in batch for d, f in indices.families(v) if d != samples.get(v)}
     weighty = {f for v in weights for _, f in indices.families(v)}
     crossing = [s.loop.regions[0].inputs[carry] for s in step.scans for carry in s.boundaries]
@@ -143,7 +144,7 @@ def _warn_of_uneven(step: Decisions, axis: str, weights: Sequence[Value]) -> Non
     atoms = step.mesh.atoms(axis)
     ways = step.mesh.size(atoms)
     smallest = _smallest(step, _candidates(step))
-    for slot, value in step.slots("parameter") if ways > 1 else ():
+    for slot, value in step.slots(*WEIGHT_ROLES) if ways > 1 else ():
         used = step.mesh.size([a for a in step.layout.of(value).axes if a in atoms])
         families = step.layout.indices.families(value) if value in weights and used < ways else ()
         for dim, family in families:
@@ -200,7 +201,7 @@ def _matrices(step: Decisions) -> list[Value]:
     layers, families = _layer_families(step), step.layout.indices.families
     return [
         value
-        for value in step.values("parameter")
+        for value in step.values(*WEIGHT_ROLES)
         if sum(f not in layers and value.type.shape[d] > 1 for d, f in families(value)) > 1
     ]
 
@@ -216,4 +217,4 @@ def _candidates(step: Decisions) -> set[Class]:
     kept_whole = _layer_families(step) | step.layout.hidden | step.layout.sequence
     kept_whole |= {indices.family((v, d)) for v, d in step.labels.dims.items()}
     kept_whole |= step.layout.experts.keys()
-    return {f for v in step.values("parameter") for _, f in indices.families(v)} - kept_whole
+    return {f for v in step.values(*WEIGHT_ROLES) for _, f in indices.families(v)} - kept_whole

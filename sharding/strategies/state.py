@@ -7,8 +7,9 @@ stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from shardwright.compiler.frontend.roles import STATE_ROLES, WEIGHT_ROLES
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import num_shared
@@ -52,33 +53,67 @@ def spreadable(step: Decisions) -> Iterator[tuple[Slot, Value, dict[int, int]]]:
     """Every weight with the dims along which it may be spread, none that loops walk along, and
     their sizes on a rank."""
     layers = {step.shards.find(dim) for dim in step.walked()}
-    for slot, value in step.slots("parameter"):
+    for slot, value in step.slots(*WEIGHT_ROLES):
         local = step.layout.of(value).local_shape(value.type.shape, step.mesh.sizes)
         free = [d for d, n in enumerate(local) if n and step.shards.find((value, d)) not in layers]
         yield slot, value, {d: local[d] for d in free}
 
 
 def _place_parameters(step: Decisions) -> None:
-    """Choose, per weight, the largest divisible dim that is not a loop's layer dim."""
-    for slot, value, local in spreadable(step):
+    """Spread every weight along its chosen dim, or say why it stays as it is used."""
+    rows = [
+        (slot, value, _fitting(step, slot, value, local)) for slot, value, local in spreadable(step)
+    ]
+    chosen = _chosen_dims(step, {value: fitting for _, value, fitting in rows})
+    for slot, value, _ in rows:
+        ways = _ways(step, slot, value)
         used = step.layout.of(value)
-        axes = step.free_axes(used)
-        ways = step.mesh.size(axes) if step.zero else 1
-        fitting = [d for d, size in local.items() if size % ways == 0]
-        named = f"{'*'.join(axes)}={ways}"
+        named = f"{'*'.join(step.free_axes(used))}={ways}"
         if ways == 1:
-            step.place(slot, value, used, "one shard")
-            continue
-        if not fitting:
+            kept = step.zero and slot.role == "frozen" and step.free_axes(used)
+            step.place(slot, value, used, _kept(step) if kept else "one shard")
+        elif value not in chosen:
             _replicate(step, slot, value, f"no dim divides by {named}")
-            continue
-        dim = max(fitting, key=lambda d: (local[d], not used.dims[d], -d))
-        step.roots.add(step.shards.find((value, dim)))
-        if step.zero >= WEIGHTS:
-            why = f"largest dim that divides by {named}"
-            step.place(slot, value, step.stored(value) or used, why)
+        elif step.zero < WEIGHTS:
+            step.place(slot, value, used, _kept(step))
         else:
-            step.place(slot, value, used, f"zero={step.zero} keeps weights")
+            fits = "dim of what it is combined with" if chosen[value] else "largest dim"
+            why = f"{fits} that divides by {named}"
+            step.place(slot, value, step.stored(value) or used, why)
+
+
+def _ways(step: Decisions, slot: Slot, value: Value) -> int:
+    """Over how many ranks a weight is spread. Before stage 3 it only says how its gradient and its
+    optimizer state lie; a frozen one has neither."""
+    is_spread = step.zero >= (WEIGHTS if slot.role == "frozen" else 1)
+    return step.mesh.size(step.free_axes(step.layout.of(value))) if is_spread else 1
+
+
+def _fitting(step: Decisions, slot: Slot, value: Value, local: Mapping[int, int]) -> list[int]:
+    """The dims along which a weight may be spread, the largest first; none on one rank."""
+    ways, used = _ways(step, slot, value), step.layout.of(value)
+    dims = [d for d, size in local.items() if ways > 1 and size % ways == 0]
+    return sorted(dims, key=lambda d: (-local[d], bool(used.dims[d]), d))
+
+
+def _chosen_dims(step: Decisions, fitting: Mapping[Value, Sequence[int]]) -> dict[Value, bool]:
+    """Choose, per weight that has fitting dims, the largest, or the one along which lies what the
+    weight is combined with, which the result says. Who has fewer dims to choose from is first:
+    scales before the integers that they multiply.
+    """
+    found: dict[Value, bool] = {}
+    for value, dims in sorted(fitting.items(), key=lambda row: len(row[1])):
+        tied = (d for d in dims if step.shards.find((value, d)) in step.roots)
+        if dims:
+            dim = next(tied, dims[0])
+            step.roots.add(step.shards.find((value, dim)))
+            found[value] = dim != dims[0]
+    return found
+
+
+def _kept(step: Decisions) -> str:
+    """Why a weight is whole on every data-parallel rank."""
+    return f"zero={step.zero} keeps weights"
 
 
 def _place_optimizer(step: Decisions) -> None:
@@ -113,7 +148,7 @@ def place_results(step: Decisions) -> None:
     state = dict(zip(names, map(step.constraints.__getitem__, step.graph.inputs), strict=True))
     for slot, value in zip(step.outputs, step.graph.outputs, strict=True):
         spec = step.layout.of(value)
-        if slot.role in ("parameter", "optimizer", "rng"):
+        if slot.role in STATE_ROLES:
             spec = state.get(slot.name, spec)
         if slot.role == "parameter" and step.zero < WEIGHTS and step.stored(value):
             step.predict("all_gather", step.free_axes(step.layout.of(value)), value.type)

@@ -26,7 +26,7 @@ _SHARING = {
     "pink": "gradients gpsimd",
     "orange": "gathered",
     "gold": "host scratch update dma_in dma_out",
-    "pale": "idle repeated several",
+    "pale": "frozen idle repeated several",
     "grey": "launch other sync core",
     "red": "wait",
 }

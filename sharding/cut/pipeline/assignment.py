@@ -15,6 +15,7 @@ from itertools import groupby
 import numpy as np
 
 from shardwright.compiler.diagnostics import ShardingError
+from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.pipeline.balance import PartShare, layer_costs, shares
 from shardwright.sharding.cut.pipeline.loops import LayerWalk
@@ -158,7 +159,7 @@ class _Assigner:
 
     def _parameters(self) -> list[Value]:
         pairs = zip(self.inputs, self.graph.inputs, strict=True)
-        return [value for slot, value in pairs if slot.role == "parameter"]
+        return [value for slot, value in pairs if slot.role in WEIGHT_ROLES]
 
     def _unrolled(self) -> list[UnrolledLayers]:
         """Repeats of unrolled code, in program order."""

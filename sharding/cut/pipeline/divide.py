@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.frontend.roles import STATE_ROLES, WEIGHT_ROLES
 from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.types import Op, Value
@@ -32,7 +33,7 @@ from shardwright.sharding.cut.pipeline.schedules import (
 )
 from shardwright.sharding.cut.pipeline.unstack import Staged
 from shardwright.sharding.cut.pipeline.update import Update
-from shardwright.sharding.cut.stages import STATE_ROLES, per_core
+from shardwright.sharding.cut.stages import per_core
 
 
 def divide(step: StepPlan, staged: Staged, num_stages: int, schedule: str) -> StepPlan:
@@ -147,7 +148,7 @@ class _Divider:
     def _placed(self) -> tuple[Forward, PlacedProgram]:
         """Who runs what of the forward and of the backward program."""
         inputs = self._inputs("forward")
-        weights = [v for v, name in inputs.items() if self._role(name) == "parameter"]
+        weights = [v for v, name in inputs.items() if self._role(name) in WEIGHT_ROLES]
         batch = [v for v, name in inputs.items() if self._role(name) in ("batch", "rng")]
         homes = {v: self.staged.homes[n] for v, n in inputs.items() if n in self.staged.homes}
         forward = place_forward(self.source["forward"].graph, weights, batch, homes)
