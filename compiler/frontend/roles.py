@@ -1,4 +1,5 @@
-"""What every leaf of a step's state is: a parameter, optimizer state, or a key of random numbers.
+"""What every leaf of a step's state is: a parameter, optimizer state, a key of random numbers, or,
+of inference, a part of the cache.
 
 Said by the task's `roles`, else by the usual names of the state's parts, else found by use: the
 loss depends on parameters and keys, and not on moments, averages, statistics and counters.
@@ -15,7 +16,7 @@ from shardwright.compiler.diagnostics import UsageError
 if TYPE_CHECKING:
     from shardwright.compiler.dtypes import DType
 
-ROLES = ("parameter", "optimizer", "batch", "metric", "rng")
+ROLES = ("parameter", "optimizer", "cache", "batch", "metric", "rng")
 MOST_NAMED = 4  # leaves that a refusal lists (our choice)
 _OF_PART = {"rng": "rng", "key": "rng"}
 """Names of a whole part of the state; deeper, `key` is a weight of attention."""

@@ -67,12 +67,17 @@ class ModelConfig:
     """Name of a published run: its model, and its layout, batches and software where nothing else
     is said (docs/validation.md)."""
 
+    mode: str = choice("train", "train", "prefill", "decode")
+    """What a step does: trains; reads the prompts of `strategy.global_batch` sequences into a cache
+    of keys and values; or decodes the next token of each (docs/inference.md)."""
+
     seq_len: int = limited(0, 0, MOST * 100)
-    """Tokens per sample; 0 takes the model's own, where it says one (docs/plan.md)."""
+    """Tokens per sample; 0 takes the model's own, where it says one (docs/plan.md). Of inference
+    the context: the length of prompts, and of the cache (vLLM's `max_model_len`)."""
 
     dtype: str = choice("auto", "auto", "float32", "bfloat16")
-    """Compute type of forward and backward; parameters stay fp32. `auto`: bfloat16 for presets
-    and configs whose `torch_dtype` has 16 bits, else float32."""
+    """Compute type of forward and backward; parameters stay fp32 where they are trained. `auto`:
+    bfloat16 for presets and configs whose `torch_dtype` has 16 bits, else float32."""
 
     optimizer: str = choice("adamw", "adamw", "lamb", "sgd")
     learning_rate: float = 1e-3

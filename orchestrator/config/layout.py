@@ -14,6 +14,7 @@ from shardwright.collectives.ops import CollectiveError
 from shardwright.collectives.placement import place_mesh
 from shardwright.collectives.topology import Topology
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError, UsageError, did_you_mean
+from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import Target, load_target, logical
 from shardwright.orchestrator.config.collective_settings import job_settings
@@ -77,7 +78,7 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
             mesh = _own_mesh(job, own, cores, each)
         else:
             mesh = parse_mesh(
-                _given_axes(job) or default_axes(job.strategy.name), cores, per_instance=each
+                _given_axes(job) or _usual_axes(job), cores, per_instance=each
             )
     except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
         d = error.diagnostic
@@ -86,6 +87,8 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
     ways = own.data_ways if own else mesh.size(DATA_AXES)
     captured = job.strategy.smallest_micro_batch * ways
     global_batch = asked_batch(job.strategy, ways, tokens_per_sample) or captured
+    if job.model.mode != Mode.TRAIN:  # nothing is added up over parts of a batch
+        captured = global_batch
     return Layout(
         target=target,
         topology=topology,
@@ -97,6 +100,14 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
         collectives=collectives,
         faults=faults,
     )
+
+
+def _usual_axes(job: JobConfig) -> dict[str, int | str]:
+    """The mesh of a job that names none: that of its strategy; of inference all cores tensor
+    parallel, which reads every weight once."""
+    if job.model.mode != Mode.TRAIN:
+        return {"tp": "auto"}
+    return default_axes(job.strategy.name)
 
 
 def asked_batch(strategy: StrategySettings, ways: int, tokens_per_sample: int) -> int:

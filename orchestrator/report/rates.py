@@ -24,6 +24,7 @@ from shardwright.orchestrator.report.hidden import attention_flops, levels
 from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.build import Built
 
+SERVED = 1
 TRAINED = 3  # a backward pass has two contractions per contraction of the forward pass
 CAUSAL, FULL, NO_ATTENTION = "causal", "full", "none"
 
@@ -59,11 +60,12 @@ def step_flops(built: Built) -> StepFlops:
     have fewer than two contractions of the backward pass."""
     forward, executed = FORWARD(*built.counted), _executed(built)
     attention = attention_flops(forward)
-    model = min(built.of_a_step(TRAINED * flops(forward, CONTRACTIONS)), executed)
+    times = TRAINED if built.mode.trains else SERVED
+    model = min(built.of_a_step(times * flops(forward, CONTRACTIONS)), executed)
     kind = CAUSAL if attention.hidden else FULL if attention.whole else NO_ATTENTION
     return StepFlops(
         model=model,
-        causal=max(0, model - built.of_a_step(TRAINED * attention.hidden)),
+        causal=max(0, model - built.of_a_step(times * attention.hidden)),
         captured=built.of_a_step(flops(built.counted[0], CONTRACTIONS)),
         executed=executed,
         attention=kind,

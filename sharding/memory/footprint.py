@@ -28,6 +28,7 @@ CATEGORIES = (
     "parameters",
     "gradients",
     "optimizer",
+    "cache",
     "activations",
     "gathered",
     "scratch",
@@ -37,6 +38,7 @@ CATEGORY_OF_ROLE = {
     "parameter": "parameters",
     "gradient": "gradients",
     "optimizer": "optimizer",
+    "cache": "cache",
     "residual": "activations",
     "gathered": "gathered",
 }

@@ -19,7 +19,7 @@ _MOVING = of(
     Kind.IDENTITY, Kind.VIEW, Kind.PART, Kind.CAST, Kind.UPDATE, Kind.RANK, Kind.TRANSFER
 ) | of(Kind.COLLECTIVE, combines=False)
 
-_GIVEN = ("parameter", "optimizer", "batch", "rng")
+_GIVEN = ("parameter", "optimizer", "cache", "batch", "rng")
 
 
 def buffer_places(plan: StepPlan) -> dict[str, Loc]:

@@ -22,7 +22,7 @@ from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import ShardingSpec
 from shardwright.sharding.strategies import INPUT, OUTPUT, Recipe, ValueId
 
-STATE = ("parameter", "optimizer", "rng")
+STATE = ("parameter", "optimizer", "cache", "rng")
 NAMED = 6  # open arguments that the finding lists by name (our choice)
 
 

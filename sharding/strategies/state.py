@@ -23,6 +23,8 @@ def place_batch(step: Decisions) -> None:
     """Batch inputs lie where they are used; the rng is the same everywhere."""
     for slot, value in step.slots("batch"):
         step.place(slot, value, step.layout.of(value), "samples and sequence")
+    for slot, value in step.slots("cache"):
+        step.place(slot, value, step.layout.of(value), "sequences and heads")
     for slot, value in step.slots("rng"):
         step.place(slot, value, step.layout.of(value), "rng is the same on every core")
 
@@ -113,7 +115,7 @@ def place_results(step: Decisions) -> None:
     state = dict(zip(names, map(step.constraints.__getitem__, step.graph.inputs), strict=True))
     for slot, value in zip(step.outputs, step.graph.outputs, strict=True):
         spec = step.layout.of(value)
-        if slot.role in ("parameter", "optimizer", "rng"):
+        if slot.role in ("parameter", "optimizer", "cache", "rng"):
             spec = state.get(slot.name, spec)
         if slot.role == "parameter" and step.zero < WEIGHTS and step.stored(value):
             step.predict("all_gather", step.free_axes(step.layout.of(value)), value.type)
