@@ -19,8 +19,8 @@ from shardwright.compiler.neff.schedule import LeafPart, Schedule, Staged, Trans
 class BufferInfo(Staged):
     """A named HBM buffer of every core that lives across programs of a step.
 
-    role: parameter, optimizer, batch, gradient (accumulator), residual (forward to backward, of a
-    micro-batch), gathered (weights that stay gathered from forward to backward), metric (loss and
+    role: parameter, optimizer, cache, batch, gradient (accumulator), residual (forward to backward,
+    of a micro-batch), gathered (weights that stay gathered from forward to backward), metric (loss and
     other reported scalars), rng, constant, coordinate (this rank's index along `axes`, int32
     scalar, filled by the loader).
     `axes` holds, per dim of `global_type`, the mesh axes that shard it, major to minor; where local

@@ -24,6 +24,7 @@ from shardwright.compiler.frontend.user_code import called
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.capture import Captured
 
+
 class Mode(StrEnum):
     """What a step does: trains, reads prompts into a cache, or adds a token to every sequence."""
 
@@ -63,7 +64,8 @@ class TrainTask:
     path or path prefix ("state/step" -> "optimizer").
     `mode` says what the step does. One that does not train has the metric `score` in place of
     `loss`; the state that it keeps per sample is the `cache`, whose leaves have their samples along
-    the dims of `cache_dims`, by path. It is a step of as many samples as its cache.
+    the dims of `cache_dims`, by path, and `context` positions. It is a step of as many samples as
+    its cache.
     `captured` is there instead of the functions where the step comes as a file (`module_task.py`):
     the capture of `n` samples.
     `full_precision` is the same task computed in fp32: what runs of a bf16 task are compared with.
@@ -83,6 +85,7 @@ class TrainTask:
     full_precision: TrainTask | None = None
     model: TrainTask | None = None
     mode: Mode = Mode.TRAIN
+    context: int = 0
     cache_dims: Mapping[str, int] = field(default_factory=dict)
     captured: Callable[[int], Captured] | None = None
     name: str = "step"

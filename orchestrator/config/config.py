@@ -364,7 +364,11 @@ def load(
             raise UsageError("SW_USAGE", f"--set requires table.key=value, got {text!r}", hint=hint)
         _put(data, table, name, value.strip())
     _put_all(data, changes or {})
-    for table, values in (*(below or {}).items(), *_of_recipe(data).items()):
+    for table, values in (
+        *(below or {}).items(),
+        *_of_recipe(data).items(),
+        *_of_mode(data).items(),
+    ):
         if isinstance(given := data.setdefault(table, {}), dict):
             data[table] = {**values, **given}
     source = str(path) if path else "the command line"
@@ -394,6 +398,17 @@ def _of_recipe(data: Mapping[str, Any]) -> Tables:
     model = data.get("model")
     name = model.get("recipe") if isinstance(model, dict) else None
     return recipe_tables(name) if isinstance(name, str) and name else {}
+
+
+_SERVED: Tables = {"strategy": {"name": "generic", "remat": "none"}}
+
+
+def _of_mode(data: Mapping[str, Any]) -> Tables:
+    """What inference takes where nothing else is said: weights lie where they are used, and nothing
+    is computed twice."""
+    model = data.get("model")
+    mode = model.get("mode", "train") if isinstance(model, dict) else "train"
+    return {} if mode == "train" else _SERVED
 
 
 def recipe_job(name: str) -> JobConfig:

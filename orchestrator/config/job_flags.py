@@ -42,7 +42,7 @@ _FLAGS = {
     "events": ("output.events", "append JSON lines about units to this file"),
     "steps": ("run.steps", "optimizer steps of the value run"),
     "seed": ("run.seed", "seed of parameters and batches"),
-    "mode": ("model.mode", "what a step does: training, or inference"),
+    "mode": ("model.mode", "what a step does"),
     "seq-len": ("model.seq_len", "tokens per sample"),
     "dtype": ("model.dtype", "compute type; auto: as the model says"),
     "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),

@@ -6,6 +6,7 @@ Everything is parsed here, once: what follows reads a `Layout`. Nothing is captu
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from shardwright.compiler.machine.target import Target, load_target, logical
 from shardwright.orchestrator.config.collective_settings import job_settings
 from shardwright.orchestrator.config.config import JobConfig, words_of
 from shardwright.orchestrator.config.faults import faults_of
+from shardwright.orchestrator.config.model import heads_of
 from shardwright.orchestrator.config.packets import packets_of
 from shardwright.sharding.partition.mesh import (
     DATA_AXES,
@@ -78,7 +80,7 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
             mesh = _own_mesh(job, own, cores, each)
         else:
             mesh = parse_mesh(
-                _given_axes(job) or _usual_axes(job), cores, per_instance=each
+                _given_axes(job) or _usual_axes(job, target.cores), cores, per_instance=each
             )
     except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
         d = error.diagnostic
@@ -102,12 +104,13 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
     )
 
 
-def _usual_axes(job: JobConfig) -> dict[str, int | str]:
-    """The mesh of a job that names none: that of its strategy; of inference all cores tensor
-    parallel, which reads every weight once."""
-    if job.model.mode != Mode.TRAIN:
-        return {"tp": "auto"}
-    return default_axes(job.strategy.name)
+def _usual_axes(job: JobConfig, cores: int) -> dict[str, int | str]:
+    """The mesh of a job that names none: that of its strategy; of inference as many cores tensor
+    parallel as share an instance's `cores` and the model's heads evenly, so that each reads its own
+    part of the weights, and copies of those on the others."""
+    if job.model.mode == Mode.TRAIN:
+        return default_axes(job.strategy.name)
+    return {"dp_replicate": "auto", "tp": math.gcd(cores, heads_of(job))}
 
 
 def asked_batch(strategy: StrategySettings, ways: int, tokens_per_sample: int) -> int:

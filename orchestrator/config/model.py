@@ -16,7 +16,7 @@ from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.task import Mode, TrainTask, entry_names, load_task
 from shardwright.compiler.support.documents import parse_json, read_text
 from shardwright.orchestrator.config.config import JobConfig, Keys
-from shardwright.orchestrator.models.presets import preset_task
+from shardwright.orchestrator.models.presets import preset_config, preset_task
 from shardwright.orchestrator.validation.recipes import recipe
 
 MODELS = ("preset", "config", "entry", "hlo", "recipe")
@@ -62,7 +62,7 @@ def _served(job: JobConfig) -> TrainTask:
     from shardwright.orchestrator.models.serving import served_config, served_preset
 
     model, layout = job.model, layout_of(job)
-    asked = {
+    asked: dict[str, Any] = {
         "mode": mode_of(job),
         "sequences": layout.global_batch,
         "context": model.seq_len,
@@ -90,10 +90,23 @@ def check_named(job: JobConfig) -> None:
 
 
 _NOT_SERVED = (
-    *("model.optimizer", "model.learning_rate", "model.clip", "strategy.remat"),
+    *("model.optimizer", "model.learning_rate", "model.clip"),
     *("strategy.global_batch_tokens", "goal.tokens"),
 )
 """Keys that say something about training alone."""
+
+
+def heads_of(job: JobConfig) -> int:
+    """Query heads of a layer, which tensor parallelism shares out; 1 of what is no preset and no
+    config, or does not say."""
+    if job.model.preset:
+        found = preset_config(job.model.preset)
+    elif job.model.config:
+        found = model_config(job)
+    else:
+        return 1
+    counts = (found.get(key) for key in ("num_attention_heads", "n_head", "heads"))
+    return next((n for n in counts if type(n) is int and n > 0), 1)
 
 
 def _check_served(job: JobConfig) -> None:

@@ -286,6 +286,7 @@ def serving_task(model: Architecture, serving: Serving) -> TrainTask:
             state_names=("params", "cache"),
             roles={"params": "parameter", "cache": "cache"},
             mode=s.mode,
+            context=s.context,
             cache_dims=_sample_dims(model, s.context),
             tokens_per_sample=s.context if s.mode is Mode.PREFILL else 1,
             full_precision=None if precision == EXACT else task(EXACT),

@@ -10,14 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from shardwright.compiler.program import BufferInfo
-from shardwright.orchestrator.report.goodput import SAVED_ROLES
 from shardwright.orchestrator.report.text import Facts
+
+STATE_ROLES = ("parameter", "optimizer", "cache", "rng")
 
 
 def role_rows(buffers: Iterable[BufferInfo]) -> list[Facts]:
     """Per role of state, the paths below which every leaf has it: `{role, paths, leaves,
     elements}`."""
-    state = [b for b in buffers if b.role in SAVED_ROLES and b.initial == "given"]
+    state = [b for b in buffers if b.role in STATE_ROLES and b.initial == "given"]
     paths = _paths([(b.name.split("/"), b.role) for b in state])
     return [
         {
@@ -26,7 +27,7 @@ def role_rows(buffers: Iterable[BufferInfo]) -> list[Facts]:
             "leaves": len(own),
             "elements": sum(b.global_type.num_elements for b in own),
         }
-        for role in SAVED_ROLES
+        for role in STATE_ROLES
         if (own := [b for b in state if b.role == role])
     ]
 

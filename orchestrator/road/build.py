@@ -56,6 +56,7 @@ class Planned:
     tokens_per_sample: int
     name: str
     mode: Mode = Mode.TRAIN
+    context: int = 0  # positions of the cache of inference
     loss: int = 0  # which output of the graph: of inference the score
     model: Rerolled | None = None  # the step without copies, where it has some (`TrainTask.model`)
     repeats: tuple[str, ...] = ()  # what became of repeated layers, line by line
@@ -194,6 +195,7 @@ def _planned(
         tokens_per_sample=task.tokens_per_sample,
         name=traced.name,
         mode=task.mode,
+        context=task.context,
         loss=_loss_of(traced.step, task.mode),
         model=_model(job, task, traced.samples, stages),
         repeats=traced.step.notes,
