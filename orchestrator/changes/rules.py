@@ -202,6 +202,16 @@ _more_tensor_parallel = _halved("dp_shard", "tp")
 _copies_to_tensor_parallel = _halved("dp_replicate", "tp")
 _tensor_parallel_to_copies = _halved("tp", "dp_replicate", parameters=1.0)
 _more_stages = _halved("dp_shard", "pp")
+
+
+def _one_copy(now: Situation) -> Ideas:
+    """All cores tensor parallel on one copy of the weights; what they do not divide is padded."""
+    copies = now.size("dp_replicate")
+    if copies > 1 and not now.is_manual:
+        mesh = _mesh(now, dp_replicate=1, tp=now.size("tp") * copies)
+        yield Idea(mesh | _same_samples(now))
+
+
 _fewer_stages = _halved("pp", "dp_shard", parameters=1.0, optimizer=1.0)
 _less_context_parallel = _halved("cp", "dp_shard", activations=1.0)
 
@@ -417,7 +427,10 @@ MACHINES: Rules = MappingProxyType(
 
 SERVED: Rules = MappingProxyType(
     {
-        kind: (_shorter_type, _copies_to_tensor_parallel, _tensor_parallel_to_copies, *more)
+        kind: (
+            *(_shorter_type, _copies_to_tensor_parallel, _one_copy, _tensor_parallel_to_copies),
+            *more,
+        )
         for kind, more in {
             CAPACITY: (_next_machine,),
             "compute": (_next_machine,),

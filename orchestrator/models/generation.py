@@ -250,6 +250,12 @@ class Serving:
     name: str = "step"
 
 
+def prompts(model: Architecture, serving: Serving, key: jax.Array) -> jax.Array:
+    """The random prompts [B, T] that a decode step goes on from, of half the context."""
+    shape = (serving.sequences, max(1, serving.context // 2))
+    return jax.random.randint(jax.random.fold_in(key, 1), shape, 0, model.vocab)
+
+
 def serving_task(model: Architecture, serving: Serving) -> TrainTask:
     """The prefill of prompts that fill the context, or the decode step that such a cache is read
     by. Parameters are stored in the type of the activations.
@@ -260,16 +266,13 @@ def serving_task(model: Architecture, serving: Serving) -> TrainTask:
 
     def task(precision: Precision) -> TrainTask:
         how = How(precision)
-        prompt = max(1, s.context // 2)
 
         def init(key: jax.Array) -> tuple[Any, ...]:
             made = decoder.init_params(model, key)
             params = jax.tree.map(lambda leaf: leaf.astype(precision.dtype), made)
             if s.mode is Mode.PREFILL:
                 return params, empty_cache(model, s.sequences, s.context, precision)
-            drawn = jax.random.fold_in(key, 1)
-            tokens = jax.random.randint(drawn, (s.sequences, prompt), 0, model.vocab)
-            return params, prefill(model, s.context, params, tokens, how)[0]
+            return params, prefill(model, s.context, params, prompts(model, s, key), how)[0]
 
         def step(params: Params, cache: Cache, batch: dict[str, jax.Array]) -> Any:
             if s.mode is Mode.PREFILL:

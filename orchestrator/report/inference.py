@@ -14,6 +14,7 @@ from shardwright.orchestrator.report.text import (
     Facts,
     Report,
     count_text,
+    digits_text,
     rate_text,
 )
 from shardwright.orchestrator.road.build import Built
@@ -72,9 +73,9 @@ def tokens_text(section: Facts) -> str:
 def rates_text(report: Report) -> str:
     """Tokens per second and the utilisations, each with its denominator."""
     section, timing = report["inference"], report["timing"]
-    tokens = f"{section['tokens_per_s']:,.0f} {tokens_text(section)}/s"
+    tokens = f"{digits_text(section['tokens_per_s'])} {tokens_text(section)}/s"
     if section["sequences"] > 1:
-        tokens += f", {section['tokens_per_s_per_sequence']:,.1f} per sequence"
+        tokens += f", {digits_text(section['tokens_per_s_per_sequence'])} per sequence"
     mfu = rate_text(timing["mfu"])
     if timing["attention"] == "causal":
         mfu += f" (attention in full; causal {rate_text(timing['mfu_causal'])})"
