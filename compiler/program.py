@@ -19,10 +19,10 @@ from shardwright.compiler.neff.schedule import LeafPart, Schedule, Staged, Trans
 class BufferInfo(Staged):
     """A named HBM buffer of every core that lives across programs of a step.
 
-    role: parameter (trained), frozen, optimizer, batch, gradient (accumulator), residual (forward
-    to backward, of a micro-batch), gathered (weights that stay gathered from forward to backward),
-    metric (loss and other reported scalars), rng, constant, coordinate (this rank's index along
-    `axes`, int32 scalar, filled by the loader).
+    role: parameter (trained), frozen, optimizer, cache, batch, gradient (accumulator), residual
+    (forward to backward, of a micro-batch), gathered (weights that stay gathered from forward to
+    backward), metric (loss and other reported scalars), rng, constant, coordinate (this rank's
+    index along `axes`, int32 scalar, filled by the loader).
     `axes` holds, per dim of `global_type`, the mesh axes that shard it, major to minor; where local
     shapes make up more than the global one, the rest is padding that starts as zeros. `initial`
     is "zeros" for accumulators, "given" for what the user supplies, "computed" for what a program

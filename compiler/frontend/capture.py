@@ -37,7 +37,8 @@ _DTYPE_NAMES = ", ".join(d.value for d in DType)
 
 @dataclass(frozen=True, slots=True)
 class ArgInfo:
-    """An argument or result of the captured step; `batch_dim` is the dim of samples of a batch."""
+    """An argument or result of the captured step; `batch_dim` is the dim of samples of a batch or a
+    cache."""
 
     name: str
     role: str
@@ -87,10 +88,13 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     after = _state_leaves(task, new_state)
     measured = [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
     _check_state(before, after)
-    loss = len(after) + [info.name for info in measured].index("metrics/loss")
+    loss = len(after) + [info.name for info in measured].index(f"metrics/{task.mode.result}")
     uses = _uses(traced.jaxpr, len(before), loss)
     roles = _roles(task, before, tree.keys, uses)
-    state = [replace(info, role=role) for info, role in zip(before, roles, strict=True)]
+    state = [
+        replace(info, role=role, batch_dim=task.cache_dims.get(info.name))
+        for info, role in zip(before, roles, strict=True)
+    ]
     aliases = tuple((n, n) for n in range(len(state)))
     check_kernels(traced.jaxpr, base_dir)
     check_groups(traced.jaxpr, base_dir)
@@ -162,11 +166,13 @@ def split_results(task: TrainTask, results: Any) -> tuple[tuple[Any, ...], dict[
             + (f" of {len(results)}" if isinstance(results, tuple) else ""),
         )
     metrics = results[count]
+    name = task.mode.result
     if not isinstance(metrics, dict):
-        metrics = {"loss": metrics}
-    if "loss" not in metrics or getattr(metrics["loss"], "shape", None) != ():
+        metrics = {name: metrics}
+    if name not in metrics or getattr(metrics[name], "shape", None) != ():
         raise UsageError(
-            "SW_TASK_RESULT", f"step requires a scalar metric `loss`, got metrics {sorted(metrics)}"
+            "SW_TASK_RESULT",
+            f"step requires a scalar metric `{name}`, got metrics {sorted(metrics)}",
         )
     return results[:count], metrics
 

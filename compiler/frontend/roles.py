@@ -1,5 +1,5 @@
-"""What every leaf of a step's state is: a parameter, trained or frozen, optimizer state, or a key
-of random numbers.
+"""What every leaf of a step's state is: a parameter, trained or frozen, optimizer state, a key of
+random numbers, or, of inference, a part of the cache.
 
 Said by the task's `roles`, else by the usual names of the state's parts, else found by use: the
 loss depends on parameters and keys, and not on moments, averages, statistics and counters. A
@@ -18,12 +18,12 @@ from shardwright.compiler.diagnostics import UsageError
 if TYPE_CHECKING:
     from shardwright.compiler.dtypes import DType
 
-ROLES = ("parameter", "frozen", "optimizer", "batch", "metric", "rng")
+ROLES = ("parameter", "frozen", "optimizer", "cache", "batch", "metric", "rng")
 WEIGHT_ROLES = ("parameter", "frozen")
 """What the model computes with."""
 SAVED_ROLES = ("parameter", "optimizer", "rng")
 """What a step changes, and a checkpoint of the training so has to hold."""
-STATE_ROLES = ("parameter", "frozen", "optimizer", "rng")
+STATE_ROLES = ("parameter", "frozen", "optimizer", "cache", "rng")
 MOST_NAMED = 4  # leaves that a refusal lists (our choice)
 _OF_PART = {"rng": "rng", "key": "rng"}
 """Names of a whole part of the state; deeper, `key` is a weight of attention."""

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,25 @@ from shardwright.compiler.frontend.user_code import called
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.capture import Captured
+
+
+class Mode(StrEnum):
+    """What a step does: trains, reads prompts into a cache, or adds a token to every sequence."""
+
+    TRAIN = "train"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step has gradients and an optimizer."""
+        return self is Mode.TRAIN
+
+    @property
+    def result(self) -> str:
+        """The scalar metric that stands for all that a step computes."""
+        return "loss" if self.trains else "score"
+
 
 BatchFactory = Callable[[int, int, str | None], Iterator[Any]]
 
@@ -42,6 +62,10 @@ class TrainTask:
     `batches(seed, n, data)` iterates over NumPy pytrees of `n` samples; `data` is `[run] data` of
     the job. What leaves of the state are is found by name and use (`roles.py`); `roles` says it by
     path or path prefix ("state/step" -> "optimizer").
+    `mode` says what the step does. One that does not train has the metric `score` in place of
+    `loss`; the state that it keeps per sample is the `cache`, whose leaves have their samples along
+    the dims of `cache_dims`, by path, and `context` positions. It is a step of as many samples as
+    its cache.
     `captured` is there instead of the functions where the step comes as a file (`module_task.py`):
     the capture of `n` samples.
     `full_precision` is the same task computed in fp32: what runs of a bf16 task are compared with.
@@ -60,6 +84,9 @@ class TrainTask:
     tokens_per_sample: int = 1
     full_precision: TrainTask | None = None
     model: TrainTask | None = None
+    mode: Mode = Mode.TRAIN
+    context: int = 0
+    cache_dims: Mapping[str, int] = field(default_factory=dict)
     captured: Callable[[int], Captured] | None = None
     name: str = "step"
 

@@ -60,7 +60,8 @@ def ideas(now: Situation, report: Report) -> Ideas:
     kinds = _by_gain(now, report) if report["memory"]["fits"] else [CAPACITY]
     cures = CURES if refusals(report) else ()
     seen: list[Keys] = []
-    for rule in (*cures, *_rules(WORTH, kinds), *_rules(MACHINES, kinds)):
+    worth = (WORTH, MACHINES) if now.trains else (SERVED,)
+    for rule in (*cures, *(rule for table in worth for rule in _rules(table, kinds))):
         for idea in rule(now):
             if idea.keys not in seen and is_open(idea, now) and may_fit(idea, report["memory"]):
                 seen.append(idea.keys)
@@ -82,7 +83,8 @@ def _by_gain(now: Situation, report: Report) -> list[str]:
 
 def saving(now: Situation) -> Ideas:
     """What may save memory."""
-    return (idea for rule in WORTH[CAPACITY] for idea in rule(now) if is_open(idea, now))
+    worth = WORTH if now.trains else SERVED
+    return (idea for rule in worth[CAPACITY] for idea in rule(now) if is_open(idea, now))
 
 
 def is_open(idea: Idea, now: Situation) -> bool:
@@ -128,6 +130,8 @@ def _halved(source: str, target: str, **more: float) -> Rule:
         if sizes.get("dp_shard", 0) % now.size("ep"):
             return
         kept = _spread(now) if target == "dp_shard" else _same_samples(now)
+        if target == "dp_replicate" and now.global_batch % sizes[target]:
+            kept = _strategy(global_batch=2 * now.global_batch)
         yield Idea({**_mesh(now, **sizes), **kept}, more)
 
     return rule
@@ -195,7 +199,19 @@ _interleaved = _where(
 )
 _less_tensor_parallel = _halved("tp", "dp_shard", activations=1.0, parameters=1.0)
 _more_tensor_parallel = _halved("dp_shard", "tp")
+_copies_to_tensor_parallel = _halved("dp_replicate", "tp")
+_tensor_parallel_to_copies = _halved("tp", "dp_replicate", parameters=1.0)
 _more_stages = _halved("dp_shard", "pp")
+
+
+def _one_copy(now: Situation) -> Ideas:
+    """All cores tensor parallel on one copy of the weights; what they do not divide is padded."""
+    copies = now.size("dp_replicate")
+    if copies > 1 and not now.is_manual:
+        mesh = _mesh(now, dp_replicate=1, tp=now.size("tp") * copies)
+        yield Idea(mesh | _same_samples(now))
+
+
 _fewer_stages = _halved("pp", "dp_shard", parameters=1.0, optimizer=1.0)
 _less_context_parallel = _halved("cp", "dp_shard", activations=1.0)
 
@@ -408,6 +424,26 @@ MACHINES: Rules = MappingProxyType(
     }
 )
 """The same of machines, which nobody changes as easily as a setting: behind all of those."""
+
+SERVED: Rules = MappingProxyType(
+    {
+        kind: (
+            *(_shorter_type, _copies_to_tensor_parallel, _one_copy, _tensor_parallel_to_copies),
+            *more,
+        )
+        for kind, more in {
+            CAPACITY: (_next_machine,),
+            "compute": (_next_machine,),
+            "memory": (_more_samples, _next_machine),
+            LATENCY: (_more_samples,),
+            COLLECTIVE: (_more_samples,),
+            "launch": (_more_samples,),
+            "idle": (_more_samples,),
+        }.items()
+    }
+)
+"""The same of inference: cores share a copy of the weights, or have their own, for more sequences.
+"""
 
 CURES: tuple[Rule, ...] = (_loops_kept, _smaller_micro_batch, _more_tensor_parallel)
 """What lowers the instructions of the largest operator, the least costly first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardwright.compiler.frontend.task import Mode
 from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.layout import Layout
@@ -40,6 +41,11 @@ class Situation:
     def is_ours(self) -> bool:
         """Whether the model is one that we write, so that `[model]` and `remat` change it."""
         return is_ours(self.job)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step has gradients."""
+        return Mode(self.job.model.mode).trains
 
     @property
     def is_manual(self) -> bool:

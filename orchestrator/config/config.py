@@ -67,12 +67,17 @@ class ModelConfig:
     """Name of a published run: its model, and its layout, batches and software where nothing else
     is said (docs/validation.md)."""
 
+    mode: str = choice("train", "train", "prefill", "decode")
+    """What a step does: trains; reads the prompts of `strategy.global_batch` sequences into a cache
+    of keys and values; or decodes the next token of each (docs/inference.md)."""
+
     seq_len: int = limited(0, 0, MOST * 100)
-    """Tokens per sample; 0 takes the model's own, where it says one (docs/plan.md)."""
+    """Tokens per sample; 0 takes the model's own, where it says one (docs/plan.md). Of inference
+    the context: the length of prompts, and of the cache (vLLM's `max_model_len`)."""
 
     dtype: str = choice("auto", "auto", "float32", "bfloat16")
-    """Compute type of forward and backward; parameters stay fp32. `auto`: bfloat16 for presets
-    and configs whose `torch_dtype` has 16 bits, else float32."""
+    """Compute type of forward and backward; parameters stay fp32 where they are trained. `auto`:
+    bfloat16 for presets and configs whose `torch_dtype` has 16 bits, else float32."""
 
     optimizer: str = choice("adamw", "adamw", "lamb", "sgd")
     learning_rate: float = 1e-3
@@ -359,7 +364,11 @@ def load(
             raise UsageError("SW_USAGE", f"--set requires table.key=value, got {text!r}", hint=hint)
         _put(data, table, name, value.strip())
     _put_all(data, changes or {})
-    for table, values in (*(below or {}).items(), *_of_recipe(data).items()):
+    for table, values in (
+        *(below or {}).items(),
+        *_of_recipe(data).items(),
+        *_of_mode(data).items(),
+    ):
         if isinstance(given := data.setdefault(table, {}), dict):
             data[table] = {**values, **given}
     source = str(path) if path else "the command line"
@@ -389,6 +398,17 @@ def _of_recipe(data: Mapping[str, Any]) -> Tables:
     model = data.get("model")
     name = model.get("recipe") if isinstance(model, dict) else None
     return recipe_tables(name) if isinstance(name, str) and name else {}
+
+
+_SERVED: Tables = {"strategy": {"name": "generic", "remat": "none"}}
+
+
+def _of_mode(data: Mapping[str, Any]) -> Tables:
+    """What inference takes where nothing else is said: weights lie where they are used, and nothing
+    is computed twice."""
+    model = data.get("model")
+    mode = model.get("mode", "train") if isinstance(model, dict) else "train"
+    return {} if mode == "train" else _SERVED
 
 
 def recipe_job(name: str) -> JobConfig:

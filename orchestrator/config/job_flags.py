@@ -47,10 +47,11 @@ _FLAGS = {
     "events": ("output.events", "append JSON lines about units to this file"),
     "steps": ("run.steps", "optimizer steps of the value run"),
     "seed": ("run.seed", "seed of parameters and batches"),
+    "mode": ("model.mode", "what a step does"),
     "seq-len": ("model.seq_len", "tokens per sample"),
     "dtype": ("model.dtype", "compute type; auto: as the model says"),
     "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),
-    "global-batch": ("strategy.global_batch", "samples per optimizer step"),
+    "global-batch": ("strategy.global_batch", "samples per step; of inference sequences"),
     "global-batch-tokens": ("strategy.global_batch_tokens", "the same in tokens, for example 4Mi"),
     "remat": ("strategy.remat", "recomputation of activations"),
     "tokens": ("goal.tokens", "tokens to train on, for example 1T: how long, for how much"),
@@ -79,8 +80,8 @@ _AXES = tuple(axis.name for axis in dataclasses.fields(config.MeshConfig))
 _KEYS = (*(key for key, _ in _FLAGS.values()), *(key for key, _, _ in _SWITCHES.values()))
 
 
-def add_job_verb(verbs: Any, name: str, help: str) -> Any:
-    """A verb about one job: its file, and the flags that describe it."""
+def add_job_verb(verbs: Any, name: str, help: str, own: Sequence[str] = ()) -> Any:
+    """A verb about one job: its file, and the flags that describe it, as in `add_job_flags`."""
     parser = verbs.add_parser(name, help=help)
     parser.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
     parser.add_argument(
@@ -90,12 +91,13 @@ def add_job_verb(verbs: Any, name: str, help: str) -> Any:
         metavar=("PROJECT", "FILE"),
         help=f"a training configuration of {', '.join(PROJECTS)} as the job (docs/from.md)",
     )
-    add_job_flags(parser)
+    add_job_flags(parser, own)
     return parser
 
 
-def add_job_flags(parser: argparse.ArgumentParser) -> None:
-    """Everything that says which job is meant, except its file."""
+def add_job_flags(parser: argparse.ArgumentParser, own: Sequence[str] = ()) -> None:
+    """Everything that says which job is meant, except its file. Flags that are the verb's `own`
+    mean something else there: their keys are given by --set."""
     parser.add_argument(
         "--model",
         help="config.json or its folder, module:function, file.py:function, a lowered step (.hlo,"
@@ -108,7 +110,10 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
         f" {', '.join(_AXES)}",
     )
     usual = config.JobConfig()
+    parser.set_defaults(**{_FLAGS[flag][0]: None for flag in own})
     for flag, (key, text) in _FLAGS.items():
+        if flag in own:
+            continue
         spellings = (flag, *_ALIASES.get(flag, ()))
         names = dict.fromkeys(f"--{s}" for n in spellings for s in (n, n.replace("-", "_")))
         default, words = usual.value(key), config.words_of(key)

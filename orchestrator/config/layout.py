@@ -6,6 +6,7 @@ Everything is parsed here, once: what follows reads a `Layout`. Nothing is captu
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +15,13 @@ from shardwright.collectives.ops import CollectiveError
 from shardwright.collectives.placement import place_mesh
 from shardwright.collectives.topology import Topology
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError, UsageError, did_you_mean
+from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import Target, load_target, logical
 from shardwright.orchestrator.config.collective_settings import job_settings
 from shardwright.orchestrator.config.config import JobConfig, words_of
 from shardwright.orchestrator.config.faults import faults_of
+from shardwright.orchestrator.config.model import heads_of
 from shardwright.orchestrator.config.packets import packets_of
 from shardwright.sharding.partition.mesh import (
     DATA_AXES,
@@ -77,7 +80,7 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
             mesh = _own_mesh(job, own, cores, each)
         else:
             mesh = parse_mesh(
-                _given_axes(job) or default_axes(job.strategy.name), cores, per_instance=each
+                _given_axes(job) or _usual_axes(job, target.cores), cores, per_instance=each
             )
     except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
         d = error.diagnostic
@@ -86,6 +89,8 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
     ways = own.data_ways if own else mesh.size(DATA_AXES)
     captured = job.strategy.smallest_micro_batch * ways
     global_batch = asked_batch(job.strategy, ways, tokens_per_sample) or captured
+    if job.model.mode != Mode.TRAIN:  # nothing is added up over parts of a batch
+        captured = global_batch
     return Layout(
         target=target,
         topology=topology,
@@ -97,6 +102,15 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
         collectives=collectives,
         faults=faults,
     )
+
+
+def _usual_axes(job: JobConfig, cores: int) -> dict[str, int | str]:
+    """The mesh of a job that names none: that of its strategy; of inference as many cores tensor
+    parallel as share an instance's `cores` and the model's heads evenly, so that each reads its own
+    part of the weights, and copies of those on the others."""
+    if job.model.mode == Mode.TRAIN:
+        return default_axes(job.strategy.name)
+    return {"dp_replicate": "auto", "tp": math.gcd(cores, heads_of(job))}
 
 
 def asked_batch(strategy: StrategySettings, ways: int, tokens_per_sample: int) -> int:

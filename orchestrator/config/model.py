@@ -7,16 +7,16 @@ import dataclasses
 import os
 import site
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError
-from shardwright.compiler.frontend.task import TrainTask, entry_names, load_task
+from shardwright.compiler.frontend.task import Mode, TrainTask, entry_names, load_task
 from shardwright.compiler.support.documents import parse_json, read_text
 from shardwright.orchestrator.config.config import JobConfig, Keys
-from shardwright.orchestrator.models.presets import preset_task
+from shardwright.orchestrator.models.presets import preset_config, preset_task
 from shardwright.orchestrator.validation.recipes import recipe
 
 MODELS = ("preset", "config", "entry", "hlo", "recipe")
@@ -31,6 +31,8 @@ def resolve_task(job: JobConfig) -> TrainTask:
     """The task of `[model]`. Raises UsageError, as `check_named`."""
     check_named(job)
     model = job.model
+    if mode_of(job) is not Mode.TRAIN:
+        return _served(job)
     if model.entry:
         task = load_task(*entry_of(job), settings=own_settings(job))
         if model.generator == "auto":
@@ -49,6 +51,28 @@ def resolve_task(job: JobConfig) -> TrainTask:
     return _ours(job)
 
 
+def mode_of(job: JobConfig) -> Mode:
+    """What a step of a job does."""
+    return Mode(job.model.mode)
+
+
+def _served(job: JobConfig) -> TrainTask:
+    """The prefill or the decode step of a decoder. Raises UsageError for a model that is none."""
+    from shardwright.orchestrator.config.layout import layout_of  # which loads NumPy
+    from shardwright.orchestrator.models.serving import served_config, served_preset
+
+    model, layout = job.model, layout_of(job)
+    asked: dict[str, Any] = {
+        "mode": mode_of(job),
+        "sequences": layout.global_batch,
+        "context": model.seq_len,
+        "dtype": _DTYPES[compute_type(job)],
+    }
+    if model.preset:
+        return served_preset(model.preset, **asked)
+    return _of_file(job, lambda config, name: served_config(config, name=name, **asked))
+
+
 def check_named(job: JobConfig) -> None:
     """That exactly one of `MODELS` is given, an entry in its form. Raises UsageError."""
     model = job.model
@@ -61,6 +85,50 @@ def check_named(job: JobConfig) -> None:
         )
     if model.entry:
         entry_names(model.entry)
+    if mode_of(job) is not Mode.TRAIN:
+        _check_served(job)
+
+
+_NOT_SERVED = (
+    *("model.optimizer", "model.learning_rate", "model.clip"),
+    *("strategy.global_batch_tokens", "goal.tokens"),
+)
+"""Keys that say something about training alone."""
+
+
+def heads_of(job: JobConfig) -> int:
+    """Query heads of a layer, which tensor parallelism shares out; 1 of what is no preset and no
+    config, or does not say."""
+    if job.model.preset:
+        found = preset_config(job.model.preset)
+    elif job.model.config:
+        found = model_config(job)
+    else:
+        return 1
+    counts = (found.get(key) for key in ("num_attention_heads", "n_head", "heads"))
+    return next((n for n in counts if type(n) is int and n > 0), 1)
+
+
+def _check_served(job: JobConfig) -> None:
+    """Refuse inference of what is no preset and no config, and settings of training. Raises
+    UsageError."""
+    model, usual = job.model, JobConfig()
+    if not (model.preset or model.config):
+        named = next(name for name in MODELS if getattr(model, name))
+        raise UsageError(
+            "SW_MODE",
+            f"model.mode = {model.mode} requires a preset or a config, whose step is built here,"
+            f" got model.{named} = {getattr(model, named)}",
+            hint="a function of your own compiles as it is: shardwright compile FILE, of its HLO",
+        )
+    for key in _NOT_SERVED:
+        if job.value(key) != usual.value(key):
+            raise UsageError(
+                "SW_MODE",
+                f"model.mode = {model.mode} requires no setting of training, got {key} ="
+                f" {job.value(key)!r}",
+                hint="leave the setting out, or take --mode train",
+            )
 
 
 def _ours(job: JobConfig) -> TrainTask:
@@ -78,18 +146,26 @@ def _ours(job: JobConfig) -> TrainTask:
         return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
     from shardwright.orchestrator.models.config_task import train_task
 
+    def made(config: dict[str, Any], name: str) -> TrainTask:
+        return train_task(config, seq_len=model.seq_len, name=name, **_options(job))
+
+    return _of_file(job, made)
+
+
+def _of_file(job: JobConfig, made: Callable[[dict[str, Any], str], TrainTask]) -> TrainTask:
+    """The task that is `made` of a config and its name. Raises UsageError at the file."""
     path = model_path(job)
     place = path.resolve()  # `config.json` has the name of its folder
     name = (place.parent.name if place.name == "config.json" else place.stem) or "model"
-    name = "model" if is_text(model.config) else name
+    name = "model" if is_text(job.model.config) else name
     try:
-        return train_task(model_config(job), seq_len=model.seq_len, name=name, **_options(job))
+        return made(model_config(job), name)
     except UsageError as error:
         d = error.diagnostic
         if d.code not in ("SW_MODEL_CONFIG", "SW_SEQ_LEN"):
             raise
         # The values of the file are at fault.
-        where = d.loc if is_text(model.config) else Loc(str(path))
+        where = d.loc if is_text(job.model.config) else Loc(str(path))
         raise UsageError(d.code, d.message, where, d.hint) from error
 
 
@@ -217,7 +293,10 @@ def model_key(job: JobConfig) -> Hashable:
     """What the task of a job depends on, while this process lasts."""
     files = tuple((path, path.read_bytes()) for path in source_files(job))
     settings = tuple(own_settings(job).items()), job.strategy.remat
-    return job.model, *settings, job.mesh.tp if job.model.recipe else 0, job.base, files
+    # A step with a cache is one of as many sequences, which a mesh may decide.
+    batch = (job.strategy, job.mesh, job.cluster) if mode_of(job) is not Mode.TRAIN else ()
+    mesh = job.mesh.tp if job.model.recipe else 0
+    return job.model, *settings, mesh, batch, job.base, files
 
 
 def source_files(job: JobConfig) -> Iterable[Path]:

@@ -10,7 +10,7 @@ Einsum letters: b batch, t and s positions, k kv heads, g heads per kv head, e h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -201,15 +201,15 @@ def normed(norm: Norm, layer: Params, name: str, x: jax.Array) -> jax.Array:
     return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
 
 
-def _linear(layer: Params, name: str, x: jax.Array) -> jax.Array:
+def linear(layer: Params, name: str, x: jax.Array) -> jax.Array:
     """`x` times the matrix w<name>, and the bias b<name> where there is one."""
     made = x @ layer[f"w{name}"].astype(x.dtype)
     return made + layer[f"b{name}"].astype(x.dtype) if f"b{name}" in layer else made
 
 
-def _projected(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
+def _products(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
     """`x` [B, T, D] under the projections `names`, of those that are fused as one product."""
-    found = {name: _linear(layer, name, x) for name in names if f"w{name}" in layer}
+    found = {name: linear(layer, name, x) for name in names if f"w{name}" in layer}
     for fused, parts in _FUSED.items():
         if fused in layer and {part[1:] for part in parts} <= set(names):
             wide = jnp.einsum("btd,dcn->btcn", x, layer[fused].astype(x.dtype))
@@ -217,27 +217,44 @@ def _projected(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
     return [found[name] for name in names]
 
 
-def attention(
-    part: Attention, layer: Params, x: jax.Array, given: Tables | None, how: How
-) -> jax.Array:
-    """Causal grouped-query attention with what `part` has besides."""
-    a, (b, t, _), dtype = part, x.shape, x.dtype
-    q, k, v = (y.reshape(b, t, -1, a.head_dim) for y in _projected(layer, x, "q", "k", "v"))
+def projected(
+    part: Attention, layer: Params, x: jax.Array, given: Tables | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries [B, T, K, G, E], keys and values [B, T, K, E], turned by their positions."""
+    a, (b, t, _) = part, x.shape
+    q, k, v = (y.reshape(b, t, -1, a.head_dim) for y in _products(layer, x, "q", "k", "v"))
     if a.head_norm:
         q, k = (normed(a.head_norm, layer, f"{n}_norm", y) for n, y in (("q", q), ("k", k)))
     if given:
         q, k = rotate(q, given), rotate(k, given)
-    q = q.reshape(b, t, a.kv_heads, a.heads // a.kv_heads, a.head_dim)
-    scores = jnp.einsum("btkge,bske->bkgts", q, k).astype(jnp.float32) * a.scale
-    if a.softcap:
-        scores = capped(scores, a.softcap)
-    scores = hide_later(scores)
+    return q.reshape(b, t, a.kv_heads, a.heads // a.kv_heads, a.head_dim), k, v
+
+
+def scored(part: Attention, spec: str, q: jax.Array, k: jax.Array) -> jax.Array:
+    """Scores of queries and keys in fp32, scaled and capped."""
+    scores = jnp.einsum(spec, q, k).astype(jnp.float32) * part.scale
+    return capped(scores, part.softcap) if part.softcap else scores
+
+
+def attention(
+    part: Attention, layer: Params, x: jax.Array, given: Tables | None, how: How
+) -> jax.Array:
+    """Causal grouped-query attention with what `part` has besides."""
+    return attended(part, layer, *projected(part, layer, x, given), how)
+
+
+def attended(
+    part: Attention, layer: Params, q: jax.Array, k: jax.Array, v: jax.Array, how: How
+) -> jax.Array:
+    """What every position takes from itself and those before it, from `projected`."""
+    a, (b, t), dtype = part, q.shape[:2], q.dtype
+    scores = hide_later(scored(a, "btkge,bske->bkgts", q, k))
     if 0 < a.window < t:
         scores = hide_earlier(scores, a.window)
-    shares = _softmax(scores, layer["sinks"] if a.sinks else None)
+    shares = softmax(scores, layer["sinks"] if a.sinks else None)
     weights = how.drop(shares.astype(dtype), Site.WEIGHTS)
     mixed = jnp.einsum("bkgts,bske->btkge", weights, v)
-    return _linear(layer, "o", mixed.reshape(b, t, -1))
+    return linear(layer, "o", mixed.reshape(b, t, -1))
 
 
 def capped(x: jax.Array, most: float) -> jax.Array:
@@ -245,7 +262,7 @@ def capped(x: jax.Array, most: float) -> jax.Array:
     return jnp.tanh(x / most) * most
 
 
-def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
+def softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
     """Softmax over the last dim of [B, K, G, T, S], beside a score per head if there are sinks."""
     if sinks is None:
         return jax.nn.softmax(scores, axis=-1)
@@ -272,9 +289,9 @@ def feed_forward(part: Mlp | Experts, layer: Params, x: jax.Array) -> jax.Array:
     if isinstance(part, Experts):
         return experts.fed(part, layer, x)
     if not part.gated:
-        return _linear(layer, "_down", activated(part.activation, _linear(layer, "_up", x)))
-    gate, up = _projected(layer, x, "_gate", "_up")
-    return _linear(layer, "_down", activated(part.activation, gate) * up)
+        return linear(layer, "_down", activated(part.activation, linear(layer, "_up", x)))
+    gate, up = _products(layer, x, "_gate", "_up")
+    return linear(layer, "_down", activated(part.activation, gate) * up)
 
 
 def run_layer(
@@ -286,7 +303,20 @@ def run_layer(
     how: How,
 ) -> jax.Array:
     """One layer."""
-    a, norm = part.attention, model.norm
+    a = part.attention
+    attend = partial(attention, a, layer, given=given[a.rope], how=how)
+    return layer_around(model, part, attend, x, layer, how)
+
+
+Attend = Callable[[jax.Array], jax.Array]
+"""Attention of a layer: what a norm hands it [B, T, D] -> what is added to the residual."""
+
+
+def layer_around(
+    model: Architecture, part: Layer, attend: Attend, x: jax.Array, layer: Params, how: How
+) -> jax.Array:
+    """One layer around its attention."""
+    norm = model.norm
 
     def added(x: jax.Array, made: jax.Array, name: str, site: Site) -> jax.Array:
         if part.placement == "sandwich":
@@ -294,8 +324,8 @@ def run_layer(
         made = how.drop(made, site) if model.drops_states else made
         return x + (made if model.residual_scale == 1 else made * model.residual_scale)
 
-    attended = attention(a, layer, normed(norm, layer, "attn_norm", x), given[a.rope], how)
-    after = added(x, attended, "attended_norm", Site.ATTENDED)
+    made = attend(normed(norm, layer, "attn_norm", x))
+    after = added(x, made, "attended_norm", Site.ATTENDED)
     read = x if part.placement == "parallel" else after
     fed = feed_forward(part.feed, layer, normed(norm, layer, "mlp_norm", read))
     return added(after, fed, "fed_norm", Site.FED)
@@ -309,15 +339,26 @@ def logits(model: Architecture, params: Params, tokens: jax.Array, how: How) -> 
 
 def tables_of(model: Architecture, length: int) -> TablesByRope:
     """The tables of rotary positions of all layers."""
-    used = dict.fromkeys(layer.attention.rope for layer in model.layers)
-    return {rope: tables(rope, length) if rope else None for rope in used}
+    return {rope: tables(rope, length) if rope else None for rope in ropes(model)}
 
 
-def embedded(model: Architecture, params: Params, tokens: jax.Array, how: How) -> jax.Array:
-    """What enters the layers [B, T, D]."""
+def ropes(model: Architecture) -> list[Rope | None]:
+    """The rotary positions that layers have."""
+    return list(dict.fromkeys(layer.attention.rope for layer in model.layers))
+
+
+def embedded(
+    model: Architecture,
+    params: Params,
+    tokens: jax.Array,
+    how: How,
+    positions: jax.Array | None = None,
+) -> jax.Array:
+    """What enters the layers [B, T, D]; `positions` are rows of learned ones, else the first."""
     x = params["embed"].astype(how.precision.dtype)[tokens]
     if model.learned_positions:
-        x = x + params["positions"][: tokens.shape[1]].astype(x.dtype)
+        first = params["positions"][: tokens.shape[1]]
+        x = x + (first if positions is None else positions).astype(x.dtype)
     x = x if model.embed_scale == 1 else x * model.embed_scale
     return how.drop(x, Site.STATES) if model.drops_states else x
 
@@ -326,9 +367,13 @@ def decoded(
     model: Architecture, params: Params, x: jax.Array, given: TablesByRope, how: How
 ) -> jax.Array:
     """Next-token logits [B, T, V] in fp32 of embedded tokens [B, T, D]."""
+    first, period, last = _bound(model, params, given)
+    return read_out(model, params, run_stack(first, period, last, x, how))
+
+
+def read_out(model: Architecture, params: Params, x: jax.Array) -> jax.Array:
+    """Logits [B, T, V] in fp32 of what leaves the layers."""
     m = model
-    first, period, last = _bound(m, params, given)
-    x = run_stack(first, period, last, x, how)
     x = normed(m.norm, params, "final_norm", x)
     head = params["embed"].T if m.tied else params["lm_head"]
     made = (x @ head.astype(x.dtype)).astype(jnp.float32)

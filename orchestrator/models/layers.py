@@ -17,7 +17,7 @@ from shardwright.compiler.diagnostics import UsageError
 
 Params = dict[str, Any]
 INIT_STD = 0.02  # `initializer_range` of the published BERT, GPT and Llama configurations
-_MASKED = -1e30  # finite, so that a row without keys stays a number
+MASKED = -1e30  # finite, so that a row without keys stays a number
 
 TYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -135,14 +135,14 @@ class How:
 def hide_later(scores: jax.Array) -> jax.Array:
     """Attention scores [..., T, T] without those of later positions."""
     positions = jnp.arange(scores.shape[-1])
-    return jnp.where(positions[:, None] >= positions[None, :], scores, _MASKED)
+    return jnp.where(positions[:, None] >= positions[None, :], scores, MASKED)
 
 
 def hide_earlier(scores: jax.Array, window: int) -> jax.Array:
     """Attention scores [..., T, T] without those of positions `window` or more before."""
     positions = jnp.arange(scores.shape[-1])
     near = positions[:, None] - positions[None, :] < window
-    return jnp.where(near, scores, _MASKED)
+    return jnp.where(near, scores, MASKED)
 
 
 _ENTERING = "entering"

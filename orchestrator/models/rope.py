@@ -51,8 +51,8 @@ class Rope:
     scaling: RopeScaling | Yarn | LongRope | None = None
 
 
-def tables(rope: Rope, seq_len: int) -> Tables:
-    """The tables of as many positions."""
+def tables(rope: Rope, seq_len: int, position: jax.Array | None = None) -> Tables:
+    """The tables of as many positions, or the row of one of them."""
     half, scaling = rope.dim // 2, rope.scaling
     rates = rope.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if isinstance(scaling, RopeScaling):
@@ -62,7 +62,10 @@ def tables(rope: Rope, seq_len: int) -> Tables:
     elif isinstance(scaling, LongRope):
         factors = scaling.long if seq_len > scaling.positions else scaling.short
         rates = rates / jnp.asarray(factors, jnp.float32)
-    angles = jnp.arange(seq_len, dtype=jnp.float32)[:, None] * rates
+    if position is None:
+        angles = jnp.arange(seq_len, dtype=jnp.float32)[:, None] * rates
+    else:
+        angles = position.astype(jnp.float32)[None, None] * rates
     if isinstance(scaling, Yarn | LongRope) and scaling.attention_factor != 1:
         return tuple(t * scaling.attention_factor for t in (jnp.cos(angles), jnp.sin(angles)))
     return jnp.cos(angles), jnp.sin(angles)

@@ -17,6 +17,7 @@ from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.bottleneck import CAPACITY, kind_shares
 from shardwright.orchestrator.report.cost import basis_text, list_text, missing_text
 from shardwright.orchestrator.report.goal import goal_rows, needs_text, rests_on
+from shardwright.orchestrator.report.inference import tokens_text
 from shardwright.orchestrator.report.page.words import plain
 from shardwright.orchestrator.report.sections import placed_as, products_text
 from shardwright.orchestrator.report.text import (
@@ -82,6 +83,9 @@ def _job(report: Report) -> Rows:
     )
     count, micro = batch["num_microbatches"], batch["micro_batch"]
     ways = batch["global_batch"] // (count * micro)
+    if "inference" in report:
+        yield from _job_of_inference(report, ways)
+        return
     yield (
         "samples of a step",
         f"{batch['global_batch']:,}",
@@ -101,6 +105,29 @@ def _job(report: Report) -> Rows:
         yield "products in", products, f"{how}; compiler.auto_cast and its type cast f32"
 
 
+def _job_of_inference(report: Report, ways: int) -> Rows:
+    section, graph = report["inference"], report["graph"]
+    each = section["sequences"] // ways
+    yield (
+        "sequences",
+        f"{section['sequences']:,}",
+        f"strategy.global_batch: {each} on each of {ways} data-parallel ranks",
+    )
+    chosen = report.get("resolved", {}).get("model.seq_len")
+    why = chosen["why"] if chosen else "model.seq_len of the job"
+    yield "context", f"{section['context']:,}", why
+    yield (
+        "cache of a sequence",
+        size_text(section["cache_bytes_per_sequence"]),
+        "keys and values of all layers at every position, those of a window where a layer has one",
+    )
+    yield (
+        "FLOP per step",
+        f"{count_text(graph['flops_per_step'])}FLOP",
+        "every operation of the captured step, for all sequences",
+    )
+
+
 def _placed(report: Report) -> Rows:
     placed = report["placement"]
     yield "placement", placed_as(placed), f"cluster.placement; {placed['why']}"
@@ -113,7 +140,8 @@ def _placed(report: Report) -> Rows:
 def _auto(report: Report) -> Rows:
     section = report.get("auto")
     if section is None:
-        yield "nothing", "", "the job says strategy.remat and strategy.micro_batch itself"
+        both = "the job says strategy.remat and strategy.micro_batch itself"
+        yield "nothing", "", "inference leaves nothing" if "inference" in report else both
         return
     for row in section["tried"]:
         verdict = "taken" if is_chosen(row, section) else "fits" if is_good(row) else "not taken"
@@ -132,7 +160,35 @@ def _compiler(report: Report) -> Rows:
         yield key, shown, "the default" if shown == default else f"not {default}"
 
 
+def _rates_of_inference(report: Report) -> Rows:
+    section, timing = report["inference"], report["timing"]
+    step = seconds_text(timing["step_time_s"])
+    each = report["batch"]["tokens_per_sample"]
+    yield (
+        f"{tokens_text(section)}/s",
+        f"{section['tokens_per_s']:,.0f}",
+        f"{section['sequences']:,} sequences x {each:,} / {step} of the step",
+    )
+    moved = f"{size_text(section['weight_bytes'])} of weights and"
+    moved += f" {size_text(section['cache_bytes'])} of the cache of a core"
+    peak = f"{count_text(section['hbm_bytes_per_s'])}B/s"
+    yield (
+        "MBU",
+        rate_text(section["mbu"], digits=2),
+        f"{moved} / {step} / {peak} of its HBM (model bandwidth utilisation, Databricks 2023)",
+    )
+    peak = f"{count_text(timing['peak_flops_per_s'])}FLOP/s"
+    needed = f"{count_text(timing['flops']['model'])}FLOP of contractions, attention in full"
+    yield "MFU", rate_text(timing["mfu"], digits=2), f"{needed} / {step} / {peak}"
+    if timing["attention"] == "causal":
+        causal = f"{count_text(timing['flops']['causal'])}FLOP without the scores that a mask hides"
+        yield "causal", rate_text(timing["mfu_causal"], digits=2), f"{causal} / {step} / {peak}"
+
+
 def _rates(report: Report) -> Rows:
+    if "inference" in report:
+        yield from _rates_of_inference(report)
+        return
     timing, batch = report["timing"], report["batch"]
     step, unit = seconds_text(timing["step_time_s"]), counted(report)
     per_sample = f" x {batch['tokens_per_sample']:,} tokens" if unit == "token" else ""
@@ -178,7 +234,8 @@ def _cost(report: Report) -> Rows:
 def _goal(report: Report) -> Rows:
     found = report.get("goal")
     if found is None:
-        yield "none", "", "no goal was asked for: --tokens 1T --deadline 30d --budget 2M"
+        asked = "no goal was asked for: --tokens 1T --deadline 30d --budget 2M"
+        yield "none", "", "a goal is one of training" if "inference" in report else asked
         return
     step = seconds_text(report["timing"]["step_time_s"])
     steps = f"{found['tokens']:,} {counted(report)}s over those of a step, rounded up"
@@ -196,10 +253,15 @@ def _verdict(report: Report) -> Rows:
     for found in verdicts(report):
         yield found.badge, "", found.text
     if not verdicts(report):
-        yield "none", "", "it fits, neuronx-cc takes it, and no published MFU is below it"
+        above = "" if "inference" in report else ", and no published MFU is below it"
+        joint = " and" if "inference" in report else ","
+        yield "none", "", f"it fits{joint} neuronx-cc takes it{above}"
 
 
 def _goodput(report: Report) -> Rows:
+    if "goodput" not in report:
+        yield "none", "", "inference saves nothing, and goes on with other requests after a failure"
+        return
     found, given = report["goodput"], report["job"]["goodput"]
     instances = report["job"]["cluster"]["instances"]
     count = "1 instance" if instances == 1 else f"{instances} instances"

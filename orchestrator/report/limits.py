@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.machine.target import Fact, Target
 from shardwright.orchestrator.config.config import JobConfig, recipe_job
 from shardwright.orchestrator.report.text import Facts
@@ -29,13 +30,14 @@ DOCUMENTED, EXTRAPOLATED = "documented", "extrapolated"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an answer is about: machine, mesh axes above 1, strategy, and whether it is a run that
-    is published, with its model, layout, batches and software."""
+    """What an answer is about: machine, mesh axes above 1, strategy, whether it is a run that is
+    published, with its model, layout, batches and software, and whether it is training."""
 
     target: Target
     axes: tuple[str, ...]
     strategy: StrategySettings
     is_published: bool
+    trains: bool = True
 
     @property
     def is_measured(self) -> bool:
@@ -56,7 +58,7 @@ class Asked:
     def shards_weights(self) -> bool:
         """Whether data-parallel ranks share more than the state of the optimizer."""
         shared = self.strategy.zero_stage > DISTRIBUTED_OPTIMIZER
-        return shared and not set(SHARD_AXES).isdisjoint(self.axes)
+        return self.trains and shared and not set(SHARD_AXES).isdisjoint(self.axes)
 
 
 def asked(
@@ -66,7 +68,7 @@ def asked(
     known."""
     axes = tuple(axis for axis, size in mesh.items() if size > 1)
     known = _is_published(job) if is_published is None else is_published
-    return Asked(target, axes, job.strategy, known)
+    return Asked(target, axes, job.strategy, known, Mode(job.model.mode).trains)
 
 
 def _is_published(job: JobConfig) -> bool:
@@ -123,7 +125,15 @@ STATEMENTS = (
         "Training on any machine but trn1.32xlarge: published runs are of trn1.32xlarge, or do not"
         " say whether they are of trn1n.32xlarge; rates of trn1n's links are a reading of its data"
         " sheet, and no collective of it has been published.",
-        lambda about: not about.is_measured,
+        lambda about: about.trains and not about.is_measured,
+        extrapolates=True,
+    ),
+    Statement(
+        "no inference is compared with a published run",
+        "Inference on any machine: constants are fitted to runs of training alone. What serving"
+        " adds to a step is not in it: scheduling of requests, sampling, tokens on their way to the"
+        " host, and layouts of weights that a serving library chooses for the machine.",
+        lambda about: not about.trains,
         extrapolates=True,
     ),
     Statement(
@@ -136,7 +146,7 @@ STATEMENTS = (
     Statement(
         "none has context or expert parallelism",
         "Context and expert parallelism: no published run has either.",
-        lambda about: not about.is_own_sharding and not about.has_measured_axes,
+        lambda about: about.trains and not about.is_own_sharding and not about.has_measured_axes,
         extrapolates=True,
     ),
     Statement(
@@ -152,7 +162,8 @@ STATEMENTS = (
         " and the software of its release decide a step time more than any constant of the machine."
         " `--recipe` names the runs that are planned as `validate` predicts them.",
         lambda about: (
-            about.is_measured
+            about.trains
+            and about.is_measured
             and about.has_measured_axes
             and not (about.shards_weights or about.is_published)
         ),

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.rewrite import with_ops
@@ -27,6 +28,7 @@ from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.build import Built
 from shardwright.sharding.indices.dims import reached
 
+SERVED = 1
 TRAINED = 3  # a backward pass has two contractions per contraction of the forward pass
 FROZEN = "frozen"
 CAUSAL, FULL, NO_ATTENTION = "causal", "full", "none"
@@ -62,9 +64,9 @@ def step_flops(built: Built) -> StepFlops:
     """Those of a built job. The model needs no more than what runs: first layers have fewer than
     two contractions of the backward pass."""
     forward, executed = FORWARD(*built.counted), _executed(built)
-    needed = passes_of(forward, built.counted_roles)
+    needed = passes_of(forward, built.counted_roles, built.mode)
     attention = attention_flops(forward, needed)
-    model = min(built.of_a_step(_trained(forward, needed)), executed)
+    model = min(built.of_a_step(_needed(forward, needed)), executed)
     kind = CAUSAL if attention.hidden else FULL if attention.whole else NO_ATTENTION
     return StepFlops(
         model=model,
@@ -75,18 +77,20 @@ def step_flops(built: Built) -> StepFlops:
     )
 
 
-def passes_of(forward: Graph, roles: Sequence[str]) -> Callable[[Op], int]:
+def passes_of(forward: Graph, roles: Sequence[str], mode: Mode) -> Callable[[Op], int]:
     """How many contractions a step needs per contraction of its forward pass, whose first inputs
-    have these roles: that one, and one for the gradient of each operand. A frozen weight has no
-    gradient, nor has what is made of the batch and of frozen weights alone.
+    have these roles: that one, and one for the gradient of each operand where it trains. A frozen
+    weight has no gradient, nor has what is made of the batch and of frozen weights alone.
     """
+    if not mode.trains:
+        return lambda op: SERVED
     given = list(zip(roles, forward.inputs, strict=False))
     by_frozen = reached(forward, [v for role, v in given if role == FROZEN])
     without = by_frozen - reached(forward, [v for role, v in given if role == "parameter"])
     return lambda op: TRAINED - sum(v in without for v in op.operands[:2])
 
 
-def _trained(forward: Graph, passes: Callable[[Op], int]) -> int:
+def _needed(forward: Graph, passes: Callable[[Op], int]) -> int:
     """FLOPs of all contractions of a graph, each as often as it is needed."""
     return sum(
         times * passes(op) * OPS[op.name].flops(op)

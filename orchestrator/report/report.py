@@ -22,6 +22,7 @@ from shardwright.compiler.passes.integers import downcasts
 from shardwright.orchestrator.report.bottleneck import bottleneck
 from shardwright.orchestrator.report.goal import bought
 from shardwright.orchestrator.report.goodput import assumed, goodput_section
+from shardwright.orchestrator.report.inference import inference_section
 from shardwright.orchestrator.report.leaf_roles import role_rows
 from shardwright.orchestrator.report.limits import (
     EXTRAPOLATED,
@@ -44,7 +45,7 @@ from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.validation.published_mfu import best_run
 from shardwright.sharding.cut.pipeline.balance import by_stage
 from shardwright.sharding.cut.pipeline.schedules import bubble
-from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.mesh import DATA_AXES, Mesh
 from shardwright.sim_cluster.timing.step_time import StepTiming
 
 SCHEMA = 1
@@ -60,7 +61,7 @@ def base_report(
 ) -> dict[str, Any]:
     """Everything but values: what `plan` returns and `run` extends."""
     timing, layout = timings.chosen, built.layout
-    goodput = goodput_section(built, timing)
+    goodput = goodput_section(built, timing) if built.mode.trains else None
     about = asked(built.job, layout.target, layout.mesh.sizes)
     report = {
         "schema": SCHEMA,
@@ -87,11 +88,11 @@ def base_report(
         "timelines": timelines(timings.parts, built.programs),
         "collectives": collective_rows(timing, built.plan.mesh),
         "streams": stream_section(built, timing),
-        "goodput": goodput,
+        **({"goodput": goodput} if goodput else {"inference": inference_section(built, timing)}),
         "limits": limits_section(
             about,
             timing.profile,
-            assumed(built.job.goodput),
+            assumed(built.job.goodput) if goodput else {},
             any(use.call.is_transfer for use in timing.collectives),
         ),
     }
@@ -147,9 +148,12 @@ def graph_section(built: Built) -> Facts:
 
 def batch_section(built: Built) -> dict[str, int]:
     """Samples of a step, and how they come to the cores."""
+    layout, micro_batch = built.layout, built.job.strategy.micro_batch
+    if not built.mode.trains:  # which adds nothing up over parts of a batch
+        micro_batch = layout.global_batch // layout.mesh.size(DATA_AXES)
     return {
-        "global_batch": built.layout.global_batch,
-        "micro_batch": built.job.strategy.micro_batch,
+        "global_batch": layout.global_batch,
+        "micro_batch": micro_batch,
         "num_microbatches": built.layout.num_microbatches,
         "tokens_per_sample": built.tokens_per_sample,
     }
@@ -257,7 +261,9 @@ def timing_section(
     tokens = layout.global_batch * built.tokens_per_sample
     counted = step_flops(built)
     found = counted.rates(seconds, peak)
-    published = published_section(layout.target, counted.attention, found["mfu"])
+    published = None
+    if built.mode.trains:
+        published = published_section(layout.target, counted.attention, found["mfu"])
     times = [t.step_time_ps / PS_PER_S for t in timings.values()]
     return {
         "profile": timing.profile,

@@ -21,21 +21,22 @@ _OPEN = (0, AUTO, "auto")
 """Values that leave the choice to us, of the keys that `resolved_keys` knows."""
 
 
-def resolved_keys(built: Built, goodput: Facts) -> dict[str, Facts]:
+def resolved_keys(built: Built, goodput: Facts | None) -> dict[str, Facts]:
     """`{key: {value, why}}` of the keys of the job that say nothing, in the order of its tables."""
     job, layout = built.job, built.layout
     strategy = job.strategy
     sizes = {axis: (size, "of the mesh") for axis, size in given_sizes(layout.mesh.sizes).items()}
     is_own = strategy.name == MANUAL
+    part = "micro-batch" if built.mode.trains else "sequence"
     own = "as the step says"
     gradients = "as gradients have it"
     rows = {
-        **_of_model(job, built.tokens_per_sample),
+        **_of_model(job, built.context or built.tokens_per_sample),
         **{
             f"mesh.{axis}": sizes.get(axis, (1, "not in the mesh"))
             for axis in job.as_dict()["mesh"]
         },
-        "strategy.global_batch": (layout.global_batch, "one micro-batch per data-parallel rank"),
+        "strategy.global_batch": (layout.global_batch, f"one {part} per data-parallel rank"),
         "strategy.zero": (own if is_own else strategy.zero_stage, f"of strategy {strategy.name}"),
         "strategy.param_dtype": ("as the model says", "no policy of types"),
         "strategy.reduce_dtype": (gradients, "no policy of types"),
@@ -43,10 +44,13 @@ def resolved_keys(built: Built, goodput: Facts) -> dict[str, Facts]:
         "strategy.reduce_gradients": (strategy.gradient_reduction, f"of strategy {strategy.name}"),
         "strategy.accumulate_dtype": (gradients, "added up in place"),
         "cluster.lnc": (layout.target.lnc, f"default of {layout.target.name}"),
-        # What these come to follows from the step, so it is a result and no setting.
-        "goodput.checkpoint_interval_s": ("the best", seconds_text(goodput["interval_s"])),
-        "goodput.checkpoint_s": ("as storage takes it", seconds_text(goodput["checkpoint_s"])),
     }
+    if goodput:  # what these come to follows from the step, so it is a result and no setting
+        rows["goodput.checkpoint_interval_s"] = ("the best", seconds_text(goodput["interval_s"]))
+        rows["goodput.checkpoint_s"] = (
+            "as storage takes it",
+            seconds_text(goodput["checkpoint_s"]),
+        )
     return {
         key: {"value": value, "why": why}
         for key, (value, why) in rows.items()

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.orchestrator.report import sections
+from shardwright.orchestrator.report.inference import scalar
 from shardwright.orchestrator.report.plan_screen import ANSWERED, ASKED, WIDTH, screen_lines
 from shardwright.orchestrator.report.sections import Said, What
 from shardwright.orchestrator.report.text import Facts, Report
@@ -32,7 +33,7 @@ def run_screen(report: Report) -> None:
     _print(console, sections.stored_units(report))
     losses = report["numerics"]["losses"]
     if len(losses) > 1:
-        console.print(loss_plot(losses))
+        console.print(loss_plot(losses, scalar(report)))
     _print(console, _values(report))
     for part in ANSWERED:
         _print(console, part.section(report))
@@ -69,7 +70,7 @@ def _failure(report: Report) -> Said:
             f"{_drawn(report)} Make the loss a mean over samples, or take one micro-batch"
             " (strategy.micro_batch)",
         )
-    for found, what, cure in _judged(numerics):
+    for found, what, cure in _judged(numerics, scalar(report)):
         if found["error"] is None or not found["error"] <= found["allowed"]:
             yield "", f"{what} {_apart(found)}: {cure}"
     if report["job"]["compiler"]["auto_cast"] != "none":
@@ -86,17 +87,17 @@ def _drawn(report: Report) -> str:
     return f" Random numbers drawn from {keys[0]} are others for a micro-batch than for all of it."
 
 
-def _judged(numerics: Facts) -> Iterator[tuple[Facts, str, str]]:
+def _judged(numerics: Facts, name: str) -> Iterator[tuple[Facts, str, str]]:
     """What has passed or failed: the figures, its name, and what to look at when it failed."""
     loss, leaf = numerics["worst_loss"], numerics["worst_param_error"]
     if leaf is not None:
         cure = "see how it is sharded and its gradient reduced with --explain sharding"
         yield leaf, f"{leaf['leaf']} after one step", f"{cure} {leaf['leaf']}"
         cure = "if every leaf is right after one step, later steps read something old"
-        yield loss, f"the loss of {loss['step']}", cure
+        yield loss, f"the {name} of {loss['step']}", cure
     if (level := numerics["worst_l0"]) is not None:
-        name = f"{level['value']} of program {level['program']}, instructions against kernels,"
-        yield level, name, "a defect of ours, please report it with the bundle"
+        where = f"{level['value']} of program {level['program']}, instructions against kernels,"
+        yield level, where, "a defect of ours, please report it with the bundle"
 
 
 def _print(console: Console, said: Iterable[tuple[str, What]]) -> None:
@@ -127,12 +128,14 @@ def _values(report: Report) -> Said:
     """Losses, and how far they and the state are from the unsharded run's."""
     numerics = report["numerics"]
     losses = numerics["losses"]
-    yield "values", f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {numerics['steps']} steps"
+    name, count = scalar(report), numerics["steps"]
+    steps = "1 step" if count == 1 and name == "score" else f"{count} steps"
+    yield "values", f"{name} {losses[0]:.4f} -> {losses[-1]:.4f} in {steps}"
     leaf, loss = numerics["worst_param_error"], numerics["worst_loss"]
     if leaf is None:
         yield "", "not compared with the unsharded step (run.compare)"
     else:
-        yield "", f"from the unsharded run: loss of {loss['step']} {_apart(loss)}"
+        yield "", f"from the unsharded run: {name} of {loss['step']} {_apart(loss)}"
         yield "", f"worst leaf after one step {_apart(leaf)}: {leaf['leaf']}"
         if draws := numerics["rounding"]:
             yield (
@@ -150,6 +153,6 @@ def _apart(found: Facts) -> str:
     return f"{error}, allowed {found['allowed']:.1e}"
 
 
-def loss_plot(losses: list[float]) -> Text:
-    """The loss curve as text."""
-    return lines({"loss": (range(1, len(losses) + 1), losses)}, "step", "loss")
+def loss_plot(losses: list[float], name: str = "loss") -> Text:
+    """The curve of the losses as text."""
+    return lines({name: (range(1, len(losses) + 1), losses)}, "step", name)

@@ -18,6 +18,12 @@ from shardwright.orchestrator.report.bars import bar, bar_to_limit, legend
 from shardwright.orchestrator.report.bottleneck import last_stage
 from shardwright.orchestrator.report.cost import list_text, missing_text
 from shardwright.orchestrator.report.goal import told
+from shardwright.orchestrator.report.inference import (
+    rates_text,
+    result_text,
+    step_text,
+    tokens_text,
+)
 from shardwright.orchestrator.report.text import (
     KIB,
     Facts,
@@ -123,13 +129,14 @@ def job(report: Report) -> Said:
         tokens += " (the config's)"
     samples = "1 sample" if batch["global_batch"] == 1 else f"{batch['global_batch']:,} samples"
     products = f" in {name}" if (name := products_text(report)) else ""
+    step = f"step of {samples}{tokens}, {micro_batches_text(batch['num_microbatches'])}"
     trained = graph.get("trained", graph["params"])  # older reports do not say it
     frozen = f", {count_text(trained)} trained," if trained != graph["params"] else ""
     text = (
         f"{count_text(graph['params'])} parameters{frozen} on {report['cores']:,} cores"
         f" ({cluster['instances']} x {cluster['target']}),"
-        f" {count_text(graph['flops_per_step'])}FLOP{products} per step of {samples}{tokens},"
-        f" {micro_batches_text(batch['num_microbatches'])}"
+        f" {count_text(graph['flops_per_step'])}FLOP{products} per"
+        f" {step_text(report['inference']) if 'inference' in report else step}"
     )
     yield "job", text
 
@@ -181,6 +188,7 @@ _ROLE_TEXT = {
     "parameter": "parameters",
     "frozen": "frozen",
     "optimizer": "optimizer",
+    "cache": "cache",
     "rng": "random numbers",
 }
 MOST_PATHS = 3  # of a role that the screen names (our choice)
@@ -289,8 +297,9 @@ def timing(report: Report) -> Said:
     """Step time with its band, and where it goes in the stage that finishes last."""
     section = report["timing"]
     low, high = section["band_s"]
+    step = result_text(report["inference"]) if "inference" in report else "per step"
     text = (
-        f"{seconds_text(section['step_time_s'])} per step ({section['profile']}),"
+        f"{seconds_text(section['step_time_s'])} {step} ({section['profile']}),"
         f" band {seconds_text(low)} .. {seconds_text(high)}"
     )
     total = section["step_time_ps"]
@@ -307,6 +316,9 @@ def timing(report: Report) -> Said:
 def rates(report: Report) -> Said:
     """Utilisation, with its denominator and what it counts of attention, and tokens; beside it the
     best that is published."""
+    if "inference" in report:
+        yield "rates", rates_text(report)
+        return
     section = report["timing"]
     mfu, hfu = (rate_text(section[rate]) for rate in ("mfu", "hfu"))
     again = f"(HFU {hfu})"
@@ -340,9 +352,12 @@ def cost(report: Report) -> Said:
     if section["usd_per_hour"] is None:
         yield "cost", missing_text(price)
         return
+    tokens = f"{counted(report)}s"
+    if "inference" in report:
+        tokens = tokens_text(report["inference"])
     text = (
         f"{usd_text(section['usd_per_step'])} per step,"
-        f" {usd_text(section['usd_per_1e6_tokens'])} per million {counted(report)}s,"
+        f" {usd_text(section['usd_per_1e6_tokens'])} per million {tokens},"
         f" {list_text(price)} ({usd_text(section['usd_per_hour'])} per hour)"
     )
     yield "cost", text
@@ -374,7 +389,9 @@ def confidence(report: Report) -> Said:
 
 
 def goodput(report: Report) -> Said:
-    """What failures and checkpoints leave."""
+    """What failures and checkpoints leave of training."""
+    if "goodput" not in report:
+        return
     section = report["goodput"]
     share = share_text(section["goodput"], digits=2)
     text = (

@@ -284,14 +284,6 @@ _SECTIONS: dict[str, Shape] = {
     "collectives": Items(_COLLECTIVE),
     "streams": _open({NUMBER: "compute_packet_bytes"}, streams=Items(_STREAM)),
     "cost": _open({MAYBE: "usd_per_hour usd_per_step usd_per_1e6_tokens"}),
-    "goodput": _open(
-        {
-            POSITIVE: "mtbf_s",
-            AMOUNT: "checkpoint_s interval_s tokens_per_s",
-            NUMBER: "interval_steps",
-            FIGURE: "goodput",
-        }
-    ),
     "limits": _open(
         {},
         cannot_tell=Items(_open({TEXT: "short text"})),
@@ -333,7 +325,25 @@ _CANDIDATE = _open(
     {NUMBER: "peak_bytes", FLAG: "compiled", _TEXTS: "refused"}, {"step_time_s": POSITIVE}
 )
 _RESOLVED = Entries(_open({TEXT: "why"}, value=either(FIGURE, TEXT)))
+_GOODPUT = _open(
+    {
+        POSITIVE: "mtbf_s",
+        AMOUNT: "checkpoint_s interval_s tokens_per_s",
+        NUMBER: "interval_steps",
+        FIGURE: "goodput",
+    }
+)
+_INFERENCE = _open(
+    {
+        SIZE: "sequences context weight_bytes cache_bytes cache_bytes_per_sequence",
+        POSITIVE: "hbm_bytes_per_s mbu tokens_per_s tokens_per_s_per_sequence",
+        MAYBE: "time_to_first_token_s time_per_output_token_s",
+    },
+    mode=one_of("prefill", "decode"),
+)
 _NOT_ALWAYS: dict[str, Shape] = {
+    "goodput": _GOODPUT,  # of training
+    "inference": _INFERENCE,
     "resolved": _RESOLVED,  # reports of older releases do not have it
     "auto": _AUTO,
     "faults": _FAULTS,
@@ -385,6 +395,8 @@ def check_report(report: Any) -> None:
         raise ValueError("report: timing, memory and pipeline require the same stages in order")
     if len(orders[0]) > 1 and not report["pipeline"]:
         raise ValueError("report: several stages require a pipeline")
+    if ("goodput" in report) == ("inference" in report):
+        raise ValueError("report: goodput of training, or inference, and not both")
     prices = {value is None for value in report["cost"].values()}
     if len(prices) > 1:
         raise ValueError("report: all prices are known, or none")

@@ -35,7 +35,8 @@ def micro_batches_text(count: int) -> str:
 def counted(report: Report) -> str:
     """What rates and costs of a report are per: tokens, or samples where those are not made of
     tokens."""
-    return "token" if report["batch"]["tokens_per_sample"] > 1 else "sample"
+    is_text = report["batch"]["tokens_per_sample"] > 1 or "inference" in report
+    return "token" if is_text else "sample"
 
 
 def size_text(num_bytes: float) -> str:

@@ -49,7 +49,8 @@ def effect_text(row: Facts, unit: str) -> str:
         text += f" ({_change_text(row['time_change'])})"
     else:
         faster = 1 / (1 + row["time_change"]) - 1
-        text += f" of {row['global_batch']:,} samples ({_change_text(faster)} {unit}s/s)"
+        samples = f"{row['global_batch']:,} {row.get('samples', 'samples')}"
+        text += f" of {samples} ({_change_text(faster)} {unit}s/s)"
     if row["cost_change"] is not None:
         text += (
             f", {usd_text(row['usd_per_1e6_tokens'])}/M{unit} ({_change_text(row['cost_change'])})"

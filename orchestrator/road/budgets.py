@@ -92,6 +92,8 @@ def wider_text(job: JobConfig, layout: Layout) -> str:
     """The flags of the job with twice the shards on twice the instances; empty where there are none
     to be had, or the step has its mesh or its samples."""
     now = laid_out(job, layout)
+    if not now.trains:
+        return ""
     found = (changed(job, idea.keys) for idea in more_instances(now) if is_open(idea, now))
     return " ".join(f"--set {word}" for change in found for word in change.text.split())
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shardwright.collectives.placement import with_atoms
 from shardwright.compiler.diagnostics import Diagnostic, DiagnosticError, ShardingError
-from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import Mode, TrainTask
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Program
@@ -55,7 +55,9 @@ class Planned:
     plan: Plan
     tokens_per_sample: int
     name: str
-    loss: int = 0  # which output of the graph
+    mode: Mode = Mode.TRAIN
+    context: int = 0  # positions of the cache of inference
+    loss: int = 0  # which output of the graph: of inference the score
     roles: tuple[str, ...] = ()  # of the inputs of the graph
     model: Rerolled | None = None  # the step without copies, where it has some (`TrainTask.model`)
     repeats: tuple[str, ...] = ()  # what became of repeated layers, line by line
@@ -67,7 +69,7 @@ class Planned:
         its outputs the loss is."""
         if self.model is None:
             return self.graph, self.loss
-        return self.model.graph, _loss_of(self.model)
+        return self.model.graph, _loss_of(self.model, self.mode)
 
     @property
     def counted_roles(self) -> tuple[str, ...]:
@@ -198,7 +200,9 @@ def _planned(
         plan=plan,
         tokens_per_sample=task.tokens_per_sample,
         name=traced.name,
-        loss=_loss_of(traced.step),
+        mode=task.mode,
+        context=task.context,
+        loss=_loss_of(traced.step, task.mode),
         roles=_roles_of(traced.step),
         model=_model(job, task, traced.samples, stages),
         repeats=traced.step.notes,
@@ -206,8 +210,8 @@ def _planned(
     )
 
 
-def _loss_of(step: Rerolled) -> int:
-    return [slot.name for slot in step.outputs].index("metrics/loss")
+def _loss_of(step: Rerolled, mode: Mode) -> int:
+    return [slot.name for slot in step.outputs].index(f"metrics/{mode.result}")
 
 
 def _roles_of(step: Rerolled) -> tuple[str, ...]:

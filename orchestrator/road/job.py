@@ -33,7 +33,7 @@ from shardwright.orchestrator.road.stages import Stages
 from shardwright.orchestrator.road.timing import time_programs
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.road.unsharded import Unsharded, unsharded
-from shardwright.orchestrator.road.usage import check_usage
+from shardwright.orchestrator.road.usage import check_room, check_usage
 from shardwright.orchestrator.service.events import EventLog
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.ray_session import RaySession
@@ -70,6 +70,7 @@ def _run(
         with unit_service(job, progress) as service:
             ready = planned(job, service, stages)
             check_state(ready)
+            check_room(job.run.steps, ready.context, ready.mode)
             other = beside.enter_context(unsharded(ready.job, ready.layout.global_batch))
             built = compile_planned(ready, service, stages)
             check_budgets(built)

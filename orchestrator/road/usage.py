@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.task import Mode
 from shardwright.orchestrator.config.config import JobConfig, RunConfig
 from shardwright.orchestrator.config.layout import layout_of, machine_of
 from shardwright.orchestrator.config.model import (
@@ -84,6 +85,18 @@ def check_steps(steps: int) -> None:
     """At least one. Raises UsageError."""
     if steps < 1:
         raise UsageError("SW_STEPS", f"run.steps requires at least 1, got {steps}")
+
+
+def check_room(steps: int, context: int, mode: Mode) -> None:
+    """Decode steps fill the half of a context that their prompts leave. Raises UsageError."""
+    room = context - max(1, context // 2)
+    if mode is Mode.DECODE and steps > room:
+        raise UsageError(
+            "SW_STEPS",
+            f"run.steps requires at most {room}, what prompts of half the context of {context}"
+            f" tokens leave, got {steps}",
+            hint=f"set --seq-len to {2 * steps} or more, or fewer steps",
+        )
 
 
 def check_hosts(hosts: int, ranks: int) -> None:

@@ -300,7 +300,7 @@ class Training:
 
     def _step(self, batch: Leaves, steps: int) -> None:
         metrics = self.run.step(batch)
-        losses = [*self.losses, float(metrics["metrics/loss"])]
+        losses = [*self.losses, float(metrics[f"metrics/{self.source.task.mode.result}"])]
         number = len(losses)
         if number == 1:
             self.metrics = metrics

@@ -31,7 +31,7 @@ from shardwright.orchestrator.report.tried import FITS
 from shardwright.orchestrator.whatif.rows import Row
 
 Answered = tuple[Row, Facts]
-_NEEDED = ("target", "instances", "step_time_s", "tokens_per_step", "goodput")
+_NEEDED = ("target", "instances", "step_time_s", "tokens_per_step")
 
 
 def check_prices(host: JobConfig, machines: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ def bought(row: Row, host: JobConfig) -> Row:
     m, price = row.metrics, _price(row, host)
     cost = cost_section(price, m["instances"], m["step_time_s"], m["tokens_per_step"])
     found = replace(row, metrics={**m, **cost, "price_kind": price["kind"]})
-    if not host.goal.tokens:
+    if not host.goal.tokens or not m.get("goodput"):  # inference has no goal
         return found
     took = _answer(found, host)
     figures = {name: took[name] for name in ("days", "usd", "slack_days", "slack_usd")}

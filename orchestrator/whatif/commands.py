@@ -54,7 +54,8 @@ def add_verbs(verbs: Any) -> None:
     sweep.json_flag("sweep.json")
     sweep.set_defaults(verb=_sweep)
     # --instances is a list here.
-    scale = add_job_verb(verbs, "scale", "weak and strong scaling, machines side by side")
+    what = "weak and strong scaling, machines side by side"
+    scale = add_job_verb(verbs, "scale", what, own=("mode",))
     scale.add_argument("--targets", default="", help="machines, comma-separated")
     scale.add_argument("--mode", choices=("weak", "strong", "both"), default="both")
     scale.add_argument(

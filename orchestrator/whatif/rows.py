@@ -101,6 +101,7 @@ METRICS = {
         Metric("step_time_s", "step s", "seconds per step", "{:.4g}".format),
         Metric("usd_per_1e6_tokens", "$/Mtok", "USD per million tokens", "{:.3g}".format),
         Metric("mfu", "MFU", "model FLOPs utilisation", _rate, higher=True),
+        Metric("mbu", "MBU", "memory bandwidth utilisation", _rate, higher=True),
         Metric("exposed", "exposed", "share of exposed collectives", "{:.1%}".format),
         Metric("peak_gib", "GiB", "GiB per core", "{:.3g}".format),
         Metric("days", "days", "days to the goal", "{:,.2f}".format),
@@ -148,12 +149,24 @@ def _metrics(report: Report) -> Facts:
         "bubble": shares.get("bubble", 0.0),
         "peak_gib": memory["peak_bytes"] / GIB,
         "limit_gib": memory["limit_bytes"] / GIB,
-        "goodput": report["goodput"]["goodput"],
+        **_of_mode(report),
         "confidence": timing["confidence"],
-        "remat": resolved_job(report)["strategy"]["remat"],
-        "micro_batch": report["batch"]["micro_batch"],
         "mesh": mesh_text(report),
     }
+
+
+def _of_mode(report: Report) -> Facts:
+    """What training has, or what inference has."""
+    if "inference" not in report:
+        return {
+            "goodput": report["goodput"]["goodput"],
+            "remat": resolved_job(report)["strategy"]["remat"],
+            "micro_batch": report["batch"]["micro_batch"],
+        }
+    section = report["inference"]
+    shown = ("mbu", "time_to_first_token_s", "time_per_output_token_s", "tokens_per_s_per_sequence")
+    sizes = {"cache_gib": section["cache_bytes"] / GIB, "sequences": section["sequences"]}
+    return {**sizes, "context": section["context"], **{name: section[name] for name in shown}}
 
 
 def ordered(rows: Iterable[Row], metric: Metric) -> list[Row]:

@@ -23,6 +23,7 @@ from shardwright.orchestrator.whatif.sweep import Swept
 SCHEMA = 1
 _GOAL = ("days", "usd")
 _SHOWN = ("step_time_s", "tokens_per_s", "mfu", "exposed", "peak_gib", "usd_per_1e6_tokens")
+_SERVED = ("step_time_s", "tokens_per_s", "mbu", "mfu", "peak_gib", "usd_per_1e6_tokens")
 _COLOURS = {FITS: "", REFUSED: "dim"}
 
 
@@ -87,7 +88,8 @@ def show(console: Console, swept: Swept, sort: Metric, varied: Sequence[str], li
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in (*short_names(varied).values(), *differ):
         table.add_column(Text(name), overflow="fold")
-    shown = (*_SHOWN, *(name for name in _GOAL if any(name in row.metrics for row in rows)))
+    usual = _SERVED if any("mbu" in row.metrics for row in rows) else _SHOWN
+    shown = (*usual, *(name for name in _GOAL if any(name in row.metrics for row in rows)))
     for name in shown:
         metric = METRICS[name]
         table.add_column(metric.title, justify="right", no_wrap=True)

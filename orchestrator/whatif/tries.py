@@ -142,6 +142,7 @@ def _measured(report: Report, base: Report) -> Facts:
         "status": "fits" if memory["fits"] else "does not fit",
         "peak_bytes": memory["peak_bytes"],
         "global_batch": samples,
+        "samples": "sequences" if "inference" in report else "samples",
         "same_batch": samples == base["batch"]["global_batch"],
         "step_time_s": timing["step_time_s"],
         "tokens_per_s": timing["tokens_per_s"],

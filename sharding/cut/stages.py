@@ -39,6 +39,8 @@ from shardwright.sharding.localize.coordinates import coordinate_name, hoist_coo
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.prepare.phantom_replica import TRACED_SAMPLES, check_partial
 
+_TRAINED_ROLES = frozenset(("parameter", "optimizer"))
+
 
 def split_step(
     local: Localized,
@@ -64,6 +66,8 @@ def split_step(
             "SW_MICROBATCHES", f"num_microbatches requires 1 or more, got {num_microbatches}"
         )
     step = _Step.of(local)
+    if not step.trains:
+        return step.whole(num_microbatches, [])
     try:
         return _Builder(
             step, num_microbatches, reshard_after_forward, reduce_last, wide, partial
@@ -99,7 +103,7 @@ class _Step:
         for slot, whole, value in given:
             _add(buffers, _leaf(slot, whole, value, source, "given"))
             names[value] = slot.name
-            if slot.role == "batch":
+            if slot.role == "batch" or (slot.role == "cache" and slot.batch_dim is not None):
                 batch[whole] = slot.batch_dim or 0
         for axes, value in zip(coordinates, graph.inputs[len(source.inputs) :], strict=True):
             name = names[value] = coordinate_name(axes)
@@ -119,6 +123,18 @@ class _Step:
         )
         outputs = tuple(zip(source.outputs, graph.outputs, strict=True))
         return cls(view, names, outputs, buffers, dict(source.mesh.axes))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step changes what is trained; else it has no gradients to be cut at."""
+        inputs, rows = self.inputs, self.outputs
+        return any(s.role in _TRAINED_ROLES and inputs.get(v) != s.name for s, v in rows)
+
+    def whole(self, num_microbatches: int, findings: Sequence[Diagnostic]) -> StepPlan:
+        """The step as one program."""
+        changed = [(s.name, v) for s, v in self.outputs if self.inputs.get(v) != s.name]
+        part = _Part("step", ancestors(self.graph, [v for _, v in changed]), changed)
+        return self.plan([part], ((("step",), num_microbatches),), num_microbatches, findings)
 
     def plan(
         self,
@@ -460,6 +476,4 @@ def _uncut(step: _Step, num_microbatches: int, refused: CutRefusedError) -> Step
         refused.loc,
         severity="warning",
     )
-    changed = [(s.name, v) for s, v in step.outputs if step.inputs.get(v) != s.name]
-    part = _Part("step", ancestors(step.graph, [v for _, v in changed]), changed)
-    return step.plan([part], ((("step",), 1),), 1, [finding])
+    return step.whole(1, [finding])

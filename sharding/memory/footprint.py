@@ -29,6 +29,7 @@ CATEGORIES = (
     "frozen",
     "gradients",
     "optimizer",
+    "cache",
     "activations",
     "gathered",
     "scratch",
@@ -39,6 +40,7 @@ CATEGORY_OF_ROLE = {
     "frozen": "frozen",
     "gradient": "gradients",
     "optimizer": "optimizer",
+    "cache": "cache",
     "residual": "activations",
     "gathered": "gathered",
 }

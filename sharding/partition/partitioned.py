@@ -40,7 +40,8 @@ _BODY = Table(
 class Slot:
     """Name (the path of the leaf) and role of one graph input or output.
 
-    role: parameter, optimizer, batch, rng, metric. `batch_dim` is the sample dim of a batch input.
+    role: parameter, optimizer, cache, batch, rng, metric. `batch_dim` is the sample dim of an input
+    that has samples.
     `shape` is the user's, where the step's is padded. A stack of layers (`sharding/prepare/reroll`)
     lists the user's `leaves` that its dim 0 counts.
     """
@@ -69,7 +70,7 @@ class SlotLike(Protocol):
 
     @property
     def batch_dim(self) -> int | None:
-        """The sample dim of a batch input."""
+        """The sample dim of an input that has samples."""
 
 
 def slots(infos: Iterable[SlotLike]) -> tuple[Slot, ...]:

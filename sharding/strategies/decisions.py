@@ -88,8 +88,13 @@ class Decisions:
         return [value for _, value in self.slots(*roles)]
 
     def batch_dims(self) -> dict[Value, int]:
-        """The sample dim of every batch input."""
-        return {value: slot.batch_dim or 0 for slot, value in self.slots("batch")}
+        """The sample dim of every input that has one: batches, and caches."""
+        return {value: slot.batch_dim or 0 for slot, value in self.sampled()}
+
+    def sampled(self) -> list[tuple[Slot, Value]]:
+        """The inputs with samples."""
+        caches = [(s, v) for s, v in self.slots("cache") if s.batch_dim is not None]
+        return [*self.slots("batch"), *caches]
 
     def read_graph(self) -> None:
         """Follow samples through the graph, find its layers and its index classes."""
@@ -119,7 +124,7 @@ class Decisions:
     def _check_batch(self) -> None:
         """Refuse a batch that does not divide."""
         ways = self.mesh.size(self.data_axes)
-        for slot, value in self.slots("batch"):
+        for slot, value in self.sampled():
             given = (*value.type.shape, 0)[min(slot.batch_dim or 0, value.type.rank)]
             if not given or given % ways:
                 shown = " * ".join(f"{a}={self.mesh.sizes[a]}" for a in self.data_axes)
@@ -168,7 +173,7 @@ class Decisions:
     def weights(self) -> set[Value]:
         """Values that weights made without the batch."""
         made = reached(self.graph, self.values(*WEIGHT_ROLES))
-        return made - reached(self.graph, self.values("batch"))
+        return made - reached(self.graph, self.values("batch", "cache"))
 
     def recipe(self) -> Recipe:
         """The annotated graph and its specs by id."""

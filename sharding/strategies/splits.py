@@ -181,7 +181,7 @@ def _split_experts(step: Decisions, axis: str) -> None:
         return
     _find_sequence(step)
     indices, weights = step.layout.indices, step.weights()
-    on_batch = reached(step.graph, step.values("batch"))
+    on_batch = reached(step.graph, step.values("batch") + step.values("cache"))
     ways = step.mesh.size(axes)
     found = expert_families(step.graph, indices, weights, on_batch)
     fitting = {f for f, room in rooms(indices, found, ways).items() if room == ways}

@@ -24,6 +24,9 @@ def place_batch(step: Decisions) -> None:
     """Batch inputs lie where they are used; the rng is the same everywhere."""
     for slot, value in step.slots("batch"):
         step.place(slot, value, step.layout.of(value), "samples and sequence")
+    after = {slot.name: v for slot, v in zip(step.outputs, step.graph.outputs, strict=True)}
+    for slot, value in step.slots("cache"):  # a prefill does not read the one it replaces
+        step.place(slot, value, step.layout.of(after[slot.name]), "sequences and heads")
     for slot, value in step.slots("rng"):
         step.place(slot, value, step.layout.of(value), "rng is the same on every core")
 

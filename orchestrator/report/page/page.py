@@ -18,6 +18,7 @@ from markupsafe import Markup
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.report import goal, text
 from shardwright.orchestrator.report.explain_imported import field_rows
+from shardwright.orchestrator.report.inference import result_text, scalar, tokens_text
 from shardwright.orchestrator.report.page import charts, words
 from shardwright.orchestrator.report.resolved import resolved_job
 from shardwright.orchestrator.report.text import Facts, Report
@@ -59,6 +60,7 @@ def report_page(report: Report) -> str:
         .get_template("report.html")
         .render(
             report=report,
+            inference=_inference(report),
             breakdown=charts.bar(timing["breakdown_ps"], timing["step_time_ps"], words.ps_text),
             budget=charts.bar(
                 report["memory"]["categories"],
@@ -126,9 +128,16 @@ def _goal(report: Report) -> Facts:
     return {"told": told, "needs": needs, "rows": goal.goal_rows(report["goal"])}
 
 
+def _inference(report: Report) -> Facts | None:
+    """What a step of inference is called; None of training."""
+    if (section := report.get("inference")) is None:
+        return None
+    return {"result": result_text(section), "tokens": tokens_text(section)}
+
+
 def _losses(report: Report) -> tuple[str, str] | None:
     losses = report["numerics"]["losses"] if "numerics" in report else ()
-    return charts.line(losses, "loss") if sum(v is not None for v in losses) > 1 else None
+    return charts.line(losses, scalar(report)) if sum(v is not None for v in losses) > 1 else None
 
 
 def _longest(report: Report) -> list[Facts]:

@@ -1,0 +1,125 @@
+"""Prefill and decode of every family: what compiled programs give on simulated cores is what the
+full forward pass of plain JAX gives on the same tokens."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
+from shardwright.compiler.frontend.task import Mode
+from shardwright.orchestrator.models import decoder, generation
+from shardwright.orchestrator.models.architecture import Architecture
+from shardwright.orchestrator.models.family_table import FAMILIES, architecture_of
+from shardwright.orchestrator.models.generation import Serving
+from shardwright.orchestrator.models.layers import EXACT, How, Params
+from shardwright.sharding.settings import StrategySettings
+from shardwright.sim_cluster.values.run_values import ValueRun
+from tests.support.cells import long_in_matrix
+from tests.support.small_job import build_on, bundle_of
+from tests.support.tiny_configs import tiny
+
+BOUND = 1e-5
+STEPS = 3
+CONTEXT = 20  # above the positions that frequencies of phi3 and gpt_oss are stretched from
+SEQUENCES = 4
+MESHES: dict[str, dict[str, int]] = {
+    "one core": {"tp": 1},
+    "tp": {"tp": 2},
+    "dp": {"dp_replicate": 2},
+    "both": {"dp_shard": 2, "tp": 4},
+}
+CELLS = [(family, mesh) for family in FAMILIES for mesh in MESHES]
+QUICK = [("mistral", "one core"), ("llama", "tp")]
+MATRIX = [("gpt_oss", "both"), ("gemma3_text", "dp")]
+REST = [cell for cell in CELLS if cell not in (*QUICK, *MATRIX)]
+
+
+def model_of(family: str) -> Architecture:
+    return architecture_of(tiny(family, vocab_size=256))
+
+
+@cache
+def full_logits(family: str, length: int) -> object:
+    """The forward pass of training, jitted, on sequences of a length."""
+    model = model_of(family)
+    return jax.jit(lambda params, tokens: decoder.logits(model, params, tokens, How(EXACT)))
+
+
+def apart(given: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(given - wanted) / np.linalg.norm(wanted))
+
+
+def run_of(task: object, mesh: str, folder: Path) -> ValueRun:
+    """The compiled step on the cores of a mesh, with its first state."""
+    axes = MESHES[mesh]
+    ways = axes.get("dp_replicate", 1) * axes.get("dp_shard", 1)
+    settings = StrategySettings(name="fsdp" if "dp_shard" in axes else "generic")
+    road = build_on(
+        task, axes, num_microbatches=1, micro_batch=SEQUENCES // ways, settings=settings
+    )
+    bundle = bundle_of(road, folder)
+    run = ValueRun(bundle.programs, bundle.manifest)
+    run.load(initial_state(task, 0))
+    return run
+
+
+def params_of(model: Architecture) -> Params:
+    return jax.jit(lambda key: decoder.init_params(model, key))(jax.random.key(0))
+
+
+@pytest.mark.parametrize(("family", "mesh"), long_in_matrix(CELLS, MATRIX, REST))
+def test_decoded_tokens_are_those_of_the_full_forward_pass(
+    family: str, mesh: str, tmp_path: Path
+) -> None:
+    """Several steps behind a prefill: greedy tokens are equal, and logits within the bound."""
+    model = model_of(family)
+    serving = Serving(mode=Mode.DECODE, sequences=SEQUENCES, context=CONTEXT)
+    task = generation.serving_task(model, serving)
+    run = run_of(task, mesh, tmp_path)
+    sequence = [np.asarray(generation.prompts(model, serving, jax.random.key(0)))]
+    start, made = sequence[0].shape[1], []
+    for _ in range(STEPS):
+        sequence.append(run.gather(["cache/token"])["cache/token"][:, None])
+        made.append(run.step({})["metrics/logits"])
+    tokens = np.concatenate(sequence, axis=1)
+    wanted = np.asarray(full_logits(family, tokens.shape[1])(params_of(model), tokens))
+    assert tokens.shape == (SEQUENCES, start + STEPS) and len(made) == STEPS
+    for number, logits in enumerate(made):
+        assert apart(logits, wanted[:, start + number]) <= BOUND, number
+    best = wanted[:, start - 1 :].argmax(axis=-1)
+    np.testing.assert_array_equal(tokens[:, start:], best[:, :STEPS])
+    held = run.gather(["cache/token", "cache/position"])
+    np.testing.assert_array_equal(held["cache/token"], best[:, STEPS])
+    assert held["cache/position"] == start + STEPS
+
+
+@pytest.mark.parametrize(("family", "mesh"), long_in_matrix(CELLS, MATRIX, REST))
+def test_a_prefill_is_the_full_forward_pass(family: str, mesh: str, tmp_path: Path) -> None:
+    """The logits of the last positions, and the cache that a decode step goes on with."""
+    model = model_of(family)
+    serving = Serving(mode=Mode.PREFILL, sequences=SEQUENCES, context=CONTEXT)
+    task = generation.serving_task(model, serving)
+    run = run_of(task, mesh, tmp_path)
+    batch = next(task_batches(task, 0, SEQUENCES))
+    logits = run.step(batch_leaves(batch))["metrics/logits"]
+    params, tokens = params_of(model), batch["tokens"]
+    wanted = np.asarray(full_logits(family, CONTEXT)(params, tokens))[:, -1]
+    assert apart(logits, wanted) <= BOUND
+    held, _ = jax.jit(lambda p, t: generation.prefill(model, CONTEXT, p, t, How(EXACT)))(
+        params, tokens
+    )
+    kept = dict(batch_leaves({"cache": held}))
+    names = [name.removeprefix("batch/") for name in kept]
+    found = run.gather(names)
+    assert names
+    for name in names:
+        want = kept[f"batch/{name}"]
+        if want.dtype == np.int32:
+            np.testing.assert_array_equal(found[name], want)
+        else:
+            assert apart(found[name], want) <= BOUND, name
