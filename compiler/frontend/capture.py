@@ -102,7 +102,7 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
         module = _lowered(traced)
     with module.context:
         dropped = dropped_callbacks(module, LocationReader(base_dir))
-    findings = (*dropped, *manual_parts(traced.jaxpr, base_dir))
+    findings = (*task.findings, *dropped, *manual_parts(traced.jaxpr, base_dir))
     inputs, outputs = (*state, *samples), (*state, *measured)
     artifact = _portable(module)
     return Captured(artifact, inputs, outputs, aliases, batch_size, task.name, findings)

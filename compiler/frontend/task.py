@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.diagnostics import Diagnostic, Loc, UsageError
 from shardwright.compiler.frontend.roles import ROLES
 from shardwright.compiler.frontend.user_code import called
 
@@ -71,6 +71,7 @@ class TrainTask:
     `full_precision` is the same task computed in fp32: what runs of a bf16 task are compared with.
     `model` is the task without copies, where `step` computes parts of the model on several ranks
     alike (key-value heads of more tensor-parallel ranks than there are): what MFU counts.
+    `findings` are told about the model in every report.
     """
 
     step: Callable[..., Any]
@@ -88,6 +89,7 @@ class TrainTask:
     context: int = 0
     cache_dims: Mapping[str, int] = field(default_factory=dict)
     captured: Callable[[int], Captured] | None = None
+    findings: tuple[Diagnostic, ...] = ()
     name: str = "step"
 
     def __post_init__(self) -> None:

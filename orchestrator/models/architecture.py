@@ -1,5 +1,5 @@
-"""The parts a decoder is made of, as values: attention, norms, MLPs, experts, positions, and the
-layers that are equal to each other.
+"""The parts a transformer is made of, as values: attention, norms, MLPs, experts, positions, and
+the layers that are equal to each other.
 
 `decoder.py` computes them; `family_table.py` makes them of a `config.json`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import ClassVar
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.models.rope import Rope
@@ -30,15 +31,27 @@ class Norm:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """What is added to scores by the distance of two positions (T5), learned per head: half of the
+    `buckets` hold one distance each, the others ever more of them, the last all from `most` on."""
+
+    buckets: int
+    most: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Causal grouped-query attention."""
+    """Grouped-query attention."""
 
     heads: int
     kv_heads: int
     head_dim: int
     scale: float
+    causal: bool = True
+    """Whether a position sees none behind it."""
     rope: Rope | None = None
+    relative: Relative | None = None
     bias: bool = False
     """Of queries, keys and values."""
     out_bias: bool = False
@@ -49,6 +62,32 @@ class Attention:
     softcap: float = 0.0
     sinks: bool = False
     """Whether each head has a learned score besides those of positions, with nothing behind it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Causal attention whose keys and values are products of one narrow vector per position, beside
+    which a rotated part of the keys is common to all heads (DeepSeek-AI 2024, "DeepSeek-V2",
+    section 2.1)."""
+
+    heads: int
+    query_rank: int
+    """Width of the vector that queries are products of; 0: they are read from the residual."""
+    rank: int
+    """Width of that of keys and values."""
+    plain_dim: int
+    """Of queries and keys, without positions."""
+    turned_dim: int
+    """Of queries and keys, behind the plain elements, with rotary positions."""
+    value_dim: int
+    scale: float
+    rope: Rope
+    norm: Norm
+    """Of the narrow vectors."""
+    bias: bool = False
+    """Of what makes the narrow vectors, and of the output."""
+    window: ClassVar[int] = 0
+    causal: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +116,16 @@ class Experts:
     """Of the router and the experts."""
     limit: float = 0.0
     """Where gate and value are clamped (gpt-oss); 0: nowhere, SwiGLU."""
+    groups: int = 1
+    """Experts lie in so many groups, of which a row sees the `groups_chosen` with the best pair."""
+    groups_chosen: int = 1
+    corrected: bool = False
+    """Whether a number per expert, which no gradient trains, is added to scores where experts are
+    chosen, and not to their weights (DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2)."""
+    scale: float = 1.0
+    """Of the weights of the chosen."""
+    shared: int = 0
+    """Width of a block that every row visits besides; 0: there is none."""
     routing: str = "grouped"
     """How rows go to experts (`experts.py`), one of `ROUTINGS`."""
     capacity_factor: float = 1.25
@@ -93,17 +142,22 @@ class Experts:
             )
 
 
-ROUTERS = ("softmax, top-k, normalised", "softmax, top-k", "top-k, softmax")
+ROUTERS = (
+    *("softmax, top-k, normalised", "softmax, top-k", "top-k, softmax"),
+    *("sigmoid, top-k, normalised", "sigmoid, top-k"),
+)
 ROUTINGS = ("products", "sorted", "grouped", "first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """Attention and feed-forward, each added to the residual behind a norm (`pre`), between two
-    (`sandwich`), or both of the same input (`parallel`)."""
+    (`sandwich`), before one (`post`), or both of the same input (`parallel`)."""
 
-    attention: Attention
+    attention: Attention | LatentAttention
     feed: Mlp | Experts
+    crossed: Attention | None = None
+    """Attention to what the encoder made, between the two."""
     placement: str = "pre"
 
 
@@ -117,19 +171,39 @@ class Stack:
     last: tuple[Layer, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """Images cut into patches: numbers of each, and how many there are of one image."""
+
+    pixels: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A decoder."""
+    """A transformer: a decoder, an encoder, or both."""
 
     vocab: int
+    """Tokens, or classes of images."""
     hidden: int
     layers: tuple[Layer, ...]
+    encoder: tuple[Layer, ...] = ()
+    """Layers that read a sequence of their own; `layers` attend to what they make."""
     norm: Norm
     positions: int
     """The longest sequence."""
     learned_positions: bool = False
     tied: bool = False
     """Whether the output projection is the embedding."""
+    patches: Patches | None = None
+    """What is read instead of tokens, behind a vector that is learned, from which the image's class
+    is told."""
+    segments: int = 0
+    """Kinds of text that a position may be of (BERT)."""
+    embed_norm: bool = False
+    final_norm: bool = True
+    transform: Activation | None = None
+    """Of a product and a norm before the output projection, which has a bias (BERT)."""
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logit_divisor: float = 1.0

@@ -260,11 +260,19 @@ def token_samples(vocab: int, positions: int, options: TaskOptions) -> Samples:
     )
 
 
-def sample_task(init_params: Init, loss: Loss, samples: Samples, options: TaskOptions) -> TrainTask:
+def sample_task(
+    init_params: Init,
+    loss: Loss,
+    samples: Samples,
+    options: TaskOptions,
+    trained: Params | None = None,
+) -> TrainTask:
     """The training step of a model on `samples`, its parameters stored as the precision says; with
-    dropout its state has a seed and counts steps.
+    dropout its state has a seed and counts steps. `trained` says of every parameter whether it is;
+    the loss has no gradient of the others.
     """
     chain = make_optimizer(options.optimizer, options.lr, options.clip)
+    chain = optax.masked(chain, trained) if trained else chain
 
     def task(precision: Precision) -> TrainTask:
         def init(key: jax.Array) -> tuple[Any, ...]:

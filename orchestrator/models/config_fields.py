@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import nearest
 from shardwright.orchestrator.models import config_file
+from shardwright.orchestrator.models.architecture import Activation
 from shardwright.orchestrator.models.config_file import Config, RopeScaling, refused
 from shardwright.orchestrator.models.rope import LongRope, Rope, Yarn
 
@@ -18,8 +19,9 @@ NO_EFFECT = frozenset(
     (
         *("architectures", "auto_map", "dtype", "model_type", "torch_dtype"),
         *("transformers_version", "name_or_path", "_name_or_path", "_attn_implementation"),
-        *("attn_implementation", "chunk_size_feed_forward", "is_decoder"),
+        *("attn_implementation", "chunk_size_feed_forward"),
         "cross_attention_hidden_size",
+        "quantization_config",  # how published weights are stored
         # Initialisation, tokens and generation.
         *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"),
         *("sep_token_id", "decoder_start_token_id", "use_cache", "cache_implementation"),
@@ -43,6 +45,7 @@ NO_EFFECT = frozenset(
 PLAIN: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
+    "is_decoder": (False,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
 }
@@ -81,6 +84,34 @@ class Fields:
     def cap(self, name: str, default: float) -> float:
         """A positive number, 0 where the config says null, or the default where it says nothing."""
         return self.number(name, 0.0 if self.key(name) in self.config else default)
+
+    def rank(self, name: str, default: int) -> int:
+        """A positive integer, 0 where the config says null, or the default."""
+        return self.window(name, default)
+
+    def nested(self, name: str) -> Config:
+        """A config inside the config."""
+        value = self._given(name, "a config")
+        if not isinstance(value, Mapping):
+            raise refused(f"{name} as an object", json.dumps(value))
+        return value
+
+    def classes(self) -> int:
+        """How many classes `id2label` or `num_labels` has; two where neither is there."""
+        labels, count = self._given("id2label", "classes"), self._given("num_labels", "size")
+        self._given("label2id", "classes")
+        if isinstance(labels, Mapping) and labels:
+            return len(labels)
+        return 2 if count is None else self.size("num_labels")
+
+    def projection(self, name: str, known: Mapping[str, Activation]) -> tuple[bool, Activation]:
+        """Whether a feed-forward block is gated, and its activation (T5); `gated-gelu` is of the
+        tanh form."""
+        built = [*known, *(f"gated-{each}" for each in known)]
+        value = self.choice(name, {each: each for each in built}, "relu")
+        gate, _, kind = value.rpartition("-")
+        exact = known[kind] if value != "gated-gelu" else Activation.GELU_TANH
+        return bool(gate), exact
 
     def share(self, name: str, default: float) -> float:
         """A number from 0 to less than 1."""
@@ -174,7 +205,7 @@ _ROPE_KEYS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"),
-        "attention_factor",
+        *("attention_factor", "mscale", "mscale_all_dim"),
     ),
     "longrope": (
         *("factor", "short_factor", "long_factor", "original_max_position_embeddings"),
@@ -208,10 +239,17 @@ def _scaling(
 
 
 def _yarn(given: Config, trained: int, positions: int) -> Yarn:
-    keys = ("factor", "beta_fast", "beta_slow", "attention_factor")
-    found = config_file.numbers(given, keys)
+    keys = ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+    found = config_file.numbers({k: v for k, v in given.items() if v != 0}, keys)
     factor = found.get("factor", positions / trained)
-    usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+
+    def stretch(share: float) -> float:
+        return 0.1 * share * math.log(factor) + 1 if factor > 1 else 1.0
+
+    of_tables, of_scores = found.get("mscale"), found.get("mscale_all_dim")
+    usual = stretch(1.0)
+    if of_tables and of_scores:
+        usual = stretch(of_tables) / stretch(of_scores)
     return Yarn(
         factor=factor,
         positions=trained,
@@ -219,6 +257,7 @@ def _yarn(given: Config, trained: int, positions: int) -> Yarn:
         slow=found.get("beta_slow", 1.0),
         truncate=bool(given.get("truncate", True)),
         attention_factor=found.get("attention_factor", usual),
+        score_factor=stretch(of_scores) ** 2 if of_scores else 1.0,
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from shardwright.compiler.diagnostics import UsageError
+from dataclasses import replace
+
+from shardwright.compiler.diagnostics import Diagnostic, UsageError
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.models import config_file, decoder
 from shardwright.orchestrator.models.architecture import Architecture
 from shardwright.orchestrator.models.blocks import TaskOptions
 from shardwright.orchestrator.models.config_file import Config
-from shardwright.orchestrator.models.family_table import architecture_of
+from shardwright.orchestrator.models.family_table import architecture_of, left_out
 from shardwright.orchestrator.models.layers import Precision, check_remat
 
 COMPUTE_TYPES = {"f32": "f32", "fp32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
@@ -31,7 +33,9 @@ def train_task(
     sequence longer than the config allows, and for none where it does not say how long one is.
     """
     model = config if isinstance(config, Architecture) else architecture_of(config)
-    scalings = (layer.attention.rope.scaling for layer in model.layers if layer.attention.rope)
+    beside = "" if isinstance(config, Architecture) else left_out(config)
+    ropes = (layer.attention.rope for layer in model.layers)
+    scalings = (rope.scaling for rope in ropes if rope)
     scaling = next((found for found in scalings if found), None)
     window = max(model.windows, default=0)
     seq_len = seq_len or config_file.usual_length(model.positions, scaling, window)
@@ -46,7 +50,10 @@ def train_task(
         dropout=model.dropout,
         name=name,
     )
-    return decoder.train_task(model, options)
+    task = decoder.train_task(model, options)
+    if not beside:
+        return task
+    return replace(task, findings=(Diagnostic("SW_MODEL_CONFIG", beside, severity="note"),))
 
 
 def _check(positions: int, seq_len: int, dtype: str, remat: str) -> None:

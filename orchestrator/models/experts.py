@@ -23,6 +23,7 @@ from shardwright.orchestrator.models.architecture import Experts
 from shardwright.orchestrator.models.layers import Params
 
 _SHARPNESS = 1.702  # of the sigmoid that gates in gpt-oss, as in the quick form of GELU
+_LEAST = 1e-20  # of a sum of weights, as in DeepSeek-V3's own code
 
 
 def fed(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
@@ -36,6 +37,8 @@ def choices(part: Experts, layer: Params, rows: jax.Array) -> tuple[jax.Array, j
     scores = rows.astype(jnp.float32) @ layer["router"].astype(jnp.float32)
     if part.bias:
         scores = scores + layer["router_bias"]
+    if part.router.startswith("sigmoid"):
+        return _of_groups(part, layer, jax.nn.sigmoid(scores))
     if part.router == "top-k, softmax":
         best, chosen = jax.lax.top_k(scores, part.chosen)
         return jax.nn.softmax(best), chosen
@@ -43,6 +46,22 @@ def choices(part: Experts, layer: Params, rows: jax.Array) -> tuple[jax.Array, j
     if part.router == "softmax, top-k":
         return best, chosen
     return best / jnp.sum(best, axis=-1, keepdims=True), chosen
+
+
+def _of_groups(part: Experts, layer: Params, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Choices by scores of their own [..., E], among the experts of the best groups."""
+    order = scores + layer["router_shift"] if part.corrected else scores
+    if part.groups > 1:
+        groups = order.reshape(*order.shape[:-1], part.groups, -1)
+        pairs = jnp.sum(jax.lax.top_k(groups, min(2, groups.shape[-1]))[0], axis=-1)
+        _, seen = jax.lax.top_k(pairs, part.groups_chosen)
+        is_seen = jnp.sum(jax.nn.one_hot(seen, part.groups), axis=-2)
+        order = jnp.where(is_seen[..., None] > 0, groups, -jnp.inf).reshape(order.shape)
+    _, chosen = jax.lax.top_k(order, part.chosen)
+    best = jnp.take_along_axis(scores, chosen, axis=-1)
+    if part.router == "sigmoid, top-k, normalised":
+        best = best / (jnp.sum(best, axis=-1, keepdims=True) + _LEAST)
+    return best * part.scale, chosen
 
 
 def _grouped(part: Experts, layer: Params, x: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,12 +18,16 @@ from shardwright.orchestrator.models.architecture import (
     Architecture,
     Attention,
     Experts,
+    LatentAttention,
     Layer,
     Mlp,
     Norm,
+    Patches,
+    Relative,
 )
 from shardwright.orchestrator.models.config_fields import PLAIN, Fields
 from shardwright.orchestrator.models.config_file import Config
+from shardwright.orchestrator.models.rope import Yarn
 
 _ACTIVATIONS = {each.value: each for each in Activation}
 _ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast"), Activation.GELU_TANH)
@@ -68,6 +73,10 @@ class ExpertKeys:
     """Whether the weights of the chosen add up to one."""
     sparse: bool = False
     """Whether `decoder_sparse_step` and `mlp_only_layers` leave some layers dense."""
+    dense: str = ""
+    """How many layers at the start are dense."""
+    grouped: bool = False
+    """Whether experts are in groups, corrected, scaled, and beside shared ones (DeepSeek-V3)."""
     bias: bool = False
     limit: str = ""
     plain: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -95,7 +104,8 @@ class Row:
     """Where the config does not say; 0: the width divided by the heads."""
     kv_heads: str = "required"
     """Whether the config has to say how many heads of keys and values there are, or has as many as
-    of queries where it does not (`usual`) or always (`none`)."""
+    of queries where it does not (`usual`) or always (`equal`), and does not say how wide a head is
+    (`none`)."""
     rotary: bool = True
     theta: float = 10000.0
     """Where the config does not say."""
@@ -116,6 +126,18 @@ class Row:
     """Whether embeddings are multiplied by the root of the width."""
     multipliers: bool = False
     """Granite's, of embeddings, residual and logits."""
+    latent: bool = False
+    """Whether keys and values come of one narrow vector (`LatentAttention`)."""
+    causal: bool = True
+    relative: bool = False
+    """Whether scores have parts by distance, and no scale (T5)."""
+    encodes: bool = False
+    """Whether there is an encoder, and `num_decoder_layers` behind it."""
+    patches: bool = False
+    """Whether images of `image_size` are read as patches, and `id2label` has their classes."""
+    masked: bool = False
+    """Whether the own token is told, as BERT does: kinds of text, norms of embeddings and before
+    the output projection, none behind the layers."""
     placement: str = "pre"
     parallel: Switch = OFF
     experts: ExpertKeys | None = None
@@ -130,9 +152,16 @@ class Row:
     """Where the config does not say."""
     plain: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys whose other values are not built."""
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    """What holds where the config, as published ones, leaves it out."""
     without_effect: tuple[str, ...] = ()
+    inner: tuple[str, str] | None = None
+    """The key of a config inside that is built alone, and its family; what is beside it are
+    `without_effect`."""
 
 
+_PROJECTIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SILU}
+_PROJECTIONS |= {"gelu_new": Activation.GELU_TANH}
 _LLAMA: dict[str, tuple[Any, ...]] = {"pretraining_tp": (1,)}
 _BALANCE: dict[str, tuple[Any, ...]] = {"output_router_logits": (False,)}
 _AUXILIARY = ("router_aux_loss_coef",)  # of a loss that output_router_logits adds
@@ -225,11 +254,20 @@ FAMILIES: MappingProxyType[str, Row] = MappingProxyType(
             theta=1e6,
             softcaps=(0.0, 0.0),
             head_norm="rms1",
+            usual={"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
             windows=Windows(
                 kind="periodic", period=6, period_key="sliding_window_pattern", default=4096
             ),
             local_rope=True,
             positions=131072,
+        ),
+        "gemma3": Row(
+            what="Gemma 3, whose text model alone is built",
+            inner=("text_config", "gemma3_text"),
+            without_effect=(
+                *("vision_config", "mm_tokens_per_image"),
+                *("boi_token_index", "eoi_token_index", "image_token_index"),
+            ),
         ),
         "granite": Row(
             what="Granite 3",
@@ -323,9 +361,109 @@ FAMILIES: MappingProxyType[str, Row] = MappingProxyType(
             without_effect=(
                 *_AUXILIARY,
                 *("experts_per_token", "initial_context_length"),  # said twice in the files
-                "quantization_config",  # how the published weights are stored
             ),
             positions=131072,
+        ),
+        "deepseek_v3": Row(
+            what="DeepSeek V3 and R1",
+            latent=True,
+            kv_heads="usual",
+            bias=_ATTENTION_BIAS,
+            experts=ExpertKeys(
+                count="n_routed_experts",
+                width="moe_intermediate_size",
+                router="sigmoid, top-k, normalised",
+                normalised=Switch(key="norm_topk_prob", default=True),
+                dense="first_k_dense_replace",
+                grouped=True,
+                plain={
+                    **_BALANCE,
+                    "scoring_func": ("sigmoid",),
+                    "topk_method": ("noaux_tc",),
+                    "moe_layer_freq": (1,),
+                },
+            ),
+            plain=_LLAMA,
+            without_effect=(
+                *("num_nextn_predict_layers", "num_mtp_layers"),  # heads the library leaves out
+                *("ep_size", "head_dim", "qk_head_dim"),  # what follows of others
+                *("aux_loss_alpha", "seq_aux"),  # of a loss that noaux_tc is without
+            ),
+            positions=4096,
+        ),
+        "bert": Row(
+            what="BERT as a masked language model",
+            names={"rms_norm_eps": "layer_norm_eps"},
+            norm="layer",
+            eps=1e-12,
+            activations=_ACTIVATIONS,
+            activation="gelu",
+            gated=False,
+            mlp_bias=ON,
+            bias=ON,
+            out_bias=ON,
+            kv_heads="none",
+            rotary=False,
+            learned_positions=True,
+            causal=False,
+            masked=True,
+            placement="post",
+            tied=True,
+            positions=512,
+            dropouts=("hidden_dropout_prob", "attention_probs_dropout_prob"),
+            dropout=0.1,
+            plain={"position_embedding_type": ("absolute",)},
+            without_effect=(
+                *("directionality", "pooler_fc_size", "pooler_num_attention_heads"),
+                *("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
+            ),
+        ),
+        "t5": Row(
+            what="T5, T5 1.1 and FLAN",
+            names={
+                "hidden_size": "d_model",
+                "head_dim": "d_kv",
+                "intermediate_size": "d_ff",
+                "num_hidden_layers": "num_layers",
+                "num_attention_heads": "num_heads",
+                "rms_norm_eps": "layer_norm_epsilon",
+                "max_position_embeddings": "n_positions",
+            },
+            eps=1e-6,
+            activations=_PROJECTIONS,
+            activation="relu",
+            kv_heads="equal",
+            rotary=False,
+            relative=True,
+            encodes=True,
+            tied=True,
+            positions=512,
+            dropouts=("dropout_rate",),
+            dropout=0.1,
+            plain={"is_encoder_decoder": (True,)},
+            without_effect=(
+                *("initializer_factor", "output_past"),
+                *("dense_act_fn", "is_gated_act", "scale_decoder_outputs"),  # what follows
+            ),
+        ),
+        "vit": Row(
+            what="Vision transformers that classify",
+            names={"rms_norm_eps": "layer_norm_eps"},
+            norm="layer",
+            eps=1e-12,
+            activations=_ACTIVATIONS,
+            activation="gelu",
+            gated=False,
+            mlp_bias=ON,
+            bias=Switch(key="qkv_bias", default=True),
+            out_bias=ON,
+            kv_heads="none",
+            rotary=False,
+            learned_positions=True,
+            causal=False,
+            patches=True,
+            dropouts=("hidden_dropout_prob", "attention_probs_dropout_prob"),
+            without_effect=("encoder_stride", "pooler_act", "pooler_output_size"),
         ),
     }
 )
@@ -344,36 +482,68 @@ def read(config: Config) -> tuple[Architecture, Fields]:
     """The architecture, and which keys were read. Raises UsageError as `architecture_of`."""
     config_file.refuse_features(config, {"model_type": tuple(FAMILIES)})
     row = FAMILIES[config.get("model_type", "llama")]
-    fields = Fields(config, row.names)
+    if row.inner:
+        return read(_inside(config, row, *row.inner))
+    fields = Fields({**row.usual, **config}, row.names)
     fields.plain({**PLAIN, **row.plain})
     made = _architecture(fields, row)
     fields.refuse_others(row.without_effect)
     return made, fields
 
 
-_ALWAYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+def left_out(config: Config) -> str:
+    """What of a config is not built, in words; empty where all of it is."""
+    row = FAMILIES[config.get("model_type", "llama")]
+    if not row.inner or not config.get("vision_config"):
+        return ""
+    return f"the text model of {config['model_type']} is built, without its vision tower"
+
+
+def _inside(config: Config, row: Row, key: str, family: str) -> Config:
+    """The config inside another that is built."""
+    outer = Fields(config, {})
+    found = outer.nested(key)
+    outer.refuse_others((*row.without_effect, "tie_word_embeddings"))
+    tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
+    config_file.refuse_features(found, {"model_type": (family,)})
+    return {**tied, **found, "model_type": family}
+
+
+_ALWAYS = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def _architecture(f: Fields, row: Row) -> Architecture:
-    config_file.sizes(f.config, map(f.key, _ALWAYS))  # all that are missing at once
+    vocab = () if row.patches else ("vocab_size",)
+    config_file.sizes(f.config, map(f.key, (*_ALWAYS, *vocab)))  # all that are missing at once
     hidden, norm = f.size("hidden_size"), Norm(row.norm, f.number("rms_norm_eps", row.eps))
-    positions = f.size("max_position_embeddings", row.positions)
+    patches = _patches(f) if row.patches else None
+    positions = patches.count + 1 if patches else f.size("max_position_embeddings", row.positions)
     dropouts = row.dropouts or ("attention_dropout",)
     shares = {f.share(key, row.dropout) for key in dropouts}
     if len(shares) > 1:
         given = ", ".join(f"{share:g}" for share in sorted(shares))
         raise config_file.refused(f"equal {', '.join(row.dropouts)}", given)
+    encoder, layers = _stacks(f, row, hidden, norm, positions)
+    tied = not patches and f.flag("tie_word_embeddings", row.tied)
     return Architecture(
-        vocab=f.size("vocab_size"),
+        vocab=f.classes() if patches else f.size("vocab_size"),
         hidden=hidden,
-        layers=_layers(f, row, hidden, norm, positions),
+        encoder=encoder,
+        layers=layers,
         norm=norm,
         positions=positions,
         learned_positions=row.learned_positions,
-        tied=f.flag("tie_word_embeddings", row.tied),
+        patches=patches,
+        segments=f.size("type_vocab_size", 2) if row.masked else 0,
+        embed_norm=row.masked,
+        final_norm=not row.masked,
+        transform=f.choice("hidden_act", row.activations, row.activation) if row.masked else None,
+        tied=tied,
         embed_scale=hidden**0.5 if row.embed_root else _multiplier(f, row, "embedding_multiplier"),
         residual_scale=_multiplier(f, row, "residual_multiplier"),
-        logit_divisor=_multiplier(f, row, "logits_scaling"),
+        logit_divisor=hidden**0.5
+        if row.encodes and tied
+        else _multiplier(f, row, "logits_scaling"),
         logit_softcap=f.cap("final_logit_softcapping", row.softcaps[1]) if row.softcaps else 0.0,
         dropout=shares.pop(),
         drops_states=bool(row.dropouts),
@@ -384,11 +554,36 @@ def _multiplier(f: Fields, row: Row, key: str) -> float:
     return f.number(key, 1.0) if row.multipliers else 1.0
 
 
+def _patches(f: Fields) -> Patches:
+    size, patch = f.size("image_size", 224), f.size("patch_size", 16)
+    if size % patch:
+        raise config_file.refused(f"image_size as a multiple of patch_size {patch}", str(size))
+    return Patches(patch * patch * f.size("num_channels", 3), (size // patch) ** 2)
+
+
+def _stacks(
+    f: Fields, row: Row, hidden: int, norm: Norm, positions: int
+) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
+    """The layers of the encoder, if there is one, and those behind it."""
+    layers = _layers(f, row, hidden, norm, positions)
+    if not row.encodes:
+        return (), layers
+    (one,), own = set(layers), layers[0].attention
+    assert isinstance(own, Attention)
+    around, across = replace(own, causal=False), replace(own, causal=False, relative=None)
+    behind = replace(one, crossed=across)
+    count = f.size("num_decoder_layers", len(layers))
+    return (replace(one, attention=around),) * len(layers), (behind,) * count
+
+
 def _layers(f: Fields, row: Row, hidden: int, norm: Norm, positions: int) -> tuple[Layer, ...]:
     count = f.size("num_hidden_layers")
     windows = _windows(f, row, count)
-    full = _attention(f, row, hidden, norm, positions, 0)
-    seen = {w: full if not w else _attention(f, row, hidden, norm, positions, w) for w in windows}
+    of_window = partial(_attention, f, row, hidden, norm, positions)
+    full: Attention | LatentAttention = (
+        _latent(f, row, norm, positions) if row.latent else of_window(0)
+    )
+    seen = {window: of_window(window) if window else full for window in windows}
     placement = "parallel" if row.parallel.read(f) else row.placement
     feeds = _feeds(f, row, hidden, count)
     return tuple(
@@ -423,8 +618,9 @@ def _attention(
 ) -> Attention:
     heads = f.size("num_attention_heads")
     kv_heads, head_dim = heads, row.head_dim or max(1, hidden // heads)
-    if row.kv_heads != "none":
+    if row.kv_heads in ("required", "usual"):
         kv_heads = f.size("num_key_value_heads", heads if row.kv_heads == "usual" else 0)
+    if row.kv_heads != "none":
         head_dim = f.size("head_dim", head_dim)
     if heads % kv_heads or head_dim % 2:
         raise config_file.refused(
@@ -441,7 +637,9 @@ def _attention(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        scale=scale,
+        scale=1.0 if row.relative else scale,
+        causal=row.causal,
+        relative=_relative(f) if row.relative else None,
         rope=f.rope(dim, positions, row.theta, local) if row.rotary else None,
         bias=row.bias.read(f),
         out_bias=row.out_bias.read(f),
@@ -452,22 +650,57 @@ def _attention(
     )
 
 
+def _relative(f: Fields) -> Relative:
+    buckets = f.size("relative_attention_num_buckets", 32)
+    return Relative(buckets, f.size("relative_attention_max_distance", 128))
+
+
+def _latent(f: Fields, row: Row, norm: Norm, positions: int) -> LatentAttention:
+    heads = f.size("num_attention_heads")
+    if f.size("num_key_value_heads", heads) != heads:
+        raise config_file.refused(
+            f"num_key_value_heads of {heads}, as latent attention has",
+            str(f.config["num_key_value_heads"]),
+        )
+    plain, turned = f.size("qk_nope_head_dim", 128), f.size("qk_rope_head_dim", 64)
+    rope = replace(
+        f.rope(turned, positions, row.theta), interleaved=f.flag("rope_interleave", True)
+    )
+    stretch = rope.scaling.score_factor if isinstance(rope.scaling, Yarn) else 1.0
+    return LatentAttention(
+        heads=heads,
+        query_rank=f.rank("q_lora_rank", 1536),
+        rank=f.size("kv_lora_rank", 512),
+        plain_dim=plain,
+        turned_dim=turned,
+        value_dim=f.size("v_head_dim", 128),
+        scale=(plain + turned) ** -0.5 * stretch,
+        rope=rope,
+        norm=Norm(norm.kind, 1e-6),  # whatever `rms_norm_eps` says
+        bias=row.bias.read(f),
+    )
+
+
 def _feeds(f: Fields, row: Row, hidden: int, count: int) -> list[Mlp | Experts]:
     """The feed-forward part of every layer."""
-    activation = f.choice("hidden_act", row.activations, row.activation)
-    keys = row.experts
+    gated, keys = row.gated, row.experts
+    if row.encodes:
+        gated, activation = f.projection("feed_forward_proj", row.activations)
+    else:
+        activation = f.choice("hidden_act", row.activations, row.activation)
     usual = 0 if row.names.get("intermediate_size") is None else 4 * hidden
     dense = Mlp(
         width=f.size("intermediate_size", usual),
         activation=activation,
-        gated=row.gated,
+        gated=gated,
         bias=row.mlp_bias.read(f),
     )
     if keys is None:
         return [dense] * count
     routed = _experts(f, keys)
+    start = f.number(keys.dense, 3) if keys.dense and f.config.get(keys.dense) != 0 else 0
     if not keys.sparse:
-        return [routed] * count
+        return [dense if i < start else routed for i in range(count)]
     step, only = f.size("decoder_sparse_step", 1), f.numbered("mlp_only_layers")
     return [dense if i in only or (i + 1) % step else routed for i in range(count)]
 
@@ -477,12 +710,28 @@ def _experts(f: Fields, keys: ExpertKeys) -> Experts:
     count, chosen = f.size(keys.count), f.size("num_experts_per_tok")
     if chosen > count:
         raise config_file.refused(f"num_experts_per_tok of at most {count}", str(chosen))
-    normalised = keys.normalised.read(f)
-    return Experts(
+    normalised, width = keys.normalised.read(f), f.size(keys.width)
+    made = Experts(
         count=count,
         chosen=chosen,
-        width=f.size(keys.width),
-        router=keys.router if normalised else "softmax, top-k",
+        width=width,
+        router=keys.router if normalised else keys.router.removesuffix(", normalised"),
         bias=keys.bias,
         limit=f.number(keys.limit, 7.0) if keys.limit else 0.0,
+    )
+    if not keys.grouped:
+        return made
+    groups, seen = f.size("n_group", 8), f.size("topk_group", 4)
+    if count % groups or seen > groups or chosen > seen * (count // groups):
+        raise config_file.refused(
+            f"n_group that divides {count} experts, and topk_group of them with {chosen} experts",
+            f"{groups} and {seen}",
+        )
+    return replace(
+        made,
+        groups=groups,
+        groups_chosen=seen,
+        corrected=True,
+        scale=f.number("routed_scaling_factor", 2.5),
+        shared=f.size("n_shared_experts", 1) * width,
     )

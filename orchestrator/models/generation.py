@@ -24,12 +24,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.state import named_leaves
 from shardwright.compiler.frontend.task import Mode, TrainTask
-from shardwright.orchestrator.models import decoder, text
-from shardwright.orchestrator.models.architecture import Architecture, Attention, Layer, stacked
+from shardwright.orchestrator.models import attending, decoder, text
+from shardwright.orchestrator.models.architecture import (
+    Architecture,
+    Attention,
+    LatentAttention,
+    Layer,
+    stacked,
+)
 from shardwright.orchestrator.models.blocks import Shapes
 from shardwright.orchestrator.models.layers import EXACT, MASKED, How, Params, Precision
+from shardwright.orchestrator.models.leaves import init_params
 from shardwright.orchestrator.models.rope import Rope, Tables, tables
 
 Cache = dict[str, Any]
@@ -42,7 +50,7 @@ def cache_shapes(model: Architecture, sequences: int, context: int) -> dict[str,
     stack = stacked(model.layers)
 
     def pair(layer: Layer, *outer: int) -> Shapes:
-        a = layer.attention
+        a = _cached(layer)
         shape = (*outer, sequences, a.kv_heads, _room(a, context), a.head_dim)
         return {"k": shape, "v": shape}
 
@@ -56,6 +64,29 @@ def cache_shapes(model: Architecture, sequences: int, context: int) -> dict[str,
 
 def _numbered(parts: list[Shapes]) -> dict[str, Shapes]:
     return {str(number): part for number, part in enumerate(parts)}
+
+
+def _cached(layer: Layer) -> Attention:
+    """The attention whose keys and values are cached."""
+    assert isinstance(layer.attention, Attention), "see `check_decodes`"
+    return layer.attention
+
+
+def check_decodes(model: Architecture, name: str, mode: str) -> None:
+    """Raises UsageError for a model that is no decoder with keys and values to cache."""
+    parts = [layer.attention for layer in model.layers]
+    if model.encoder or model.patches or not all(a.causal for a in parts):
+        what = "an encoder"
+    elif any(isinstance(a, LatentAttention) for a in parts):
+        what = "a model with latent attention, whose cache is not built"
+    else:
+        return
+    raise UsageError(
+        "SW_MODE",
+        f"model.mode = {mode} requires a decoder, which has keys and values to cache, got {name},"
+        f" {what}",
+        hint="shardwright compile times its forward pass, lowered to HLO",
+    )
 
 
 def _room(part: Attention, context: int) -> int:
@@ -83,15 +114,16 @@ def prefill(
     [B, V] of their last positions.
     """
     length = tokens.shape[1]
-    given = {rope: _tables(rope, context, None, length) for rope in decoder.ropes(model)}
+    given = {rope: _tables(rope, context, None, length) for rope in decoder.ropes(model.layers)}
 
     def attend(
         part: Attention, layer: Params, held: Pair | None, x: jax.Array
     ) -> tuple[jax.Array, Pair]:
-        q, k, v = decoder.projected(part, layer, x, given[part.rope])
+        made = attending.projected(layer, x, "q", "k", "v")
+        q, k, v = attending.heads(part, layer, made, given[part.rope])
         room = _room(part, context)
         new = {"k": _kept(k, room), "v": _kept(v, room)}
-        return decoder.attended(part, layer, q, k, v, how), new
+        return attending.attended(part, layer, q, k, v, how), new
 
     positions = params["positions"][:length] if model.learned_positions else None
     x = decoder.embedded(model, params, tokens, how, positions)
@@ -117,13 +149,14 @@ def decode(
 ) -> tuple[Cache, jax.Array]:
     """The cache of a context with its next token in it, and the logits [B, V] behind that."""
     position = cache["position"]
-    given = {rope: _tables(rope, context, position) for rope in decoder.ropes(model)}
+    given = {rope: _tables(rope, context, position) for rope in decoder.ropes(model.layers)}
 
     def attend(
         part: Attention, layer: Params, held: Pair | None, x: jax.Array
     ) -> tuple[jax.Array, Pair]:
         assert held is not None, "a decode step has a cache"
-        q, k, v = decoder.projected(part, layer, x, given[part.rope])
+        made = attending.projected(layer, x, "q", "k", "v")
+        q, k, v = attending.heads(part, layer, made, given[part.rope])
         new = {"k": jnp.swapaxes(k, 1, 2), "v": jnp.swapaxes(v, 1, 2)}
         return _attended(part, layer, q, held, new, position), new
 
@@ -144,14 +177,18 @@ def _written(held: jax.Array, new: jax.Array, position: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(held, new, position % held.shape[axis], axis)
 
 
+_HELD = "btkge,bkse->bkgts"
+"""Queries with keys as the cache holds them."""
+
+
 def _attended(
     part: Attention, layer: Params, q: jax.Array, held: Pair, new: Pair, position: jax.Array
 ) -> jax.Array:
     """What the new token [B, 1, K, G, E] takes from the positions in the cache and from itself."""
     dtype, room = q.dtype, held["k"].shape[2]
-    before = decoder.scored(part, "btkge,bkse->bkgts", q, held["k"])
+    before = attending.scored(part, q, held["k"], _HELD)
     before = jnp.where(_is_seen(room, position), before, MASKED)
-    own = decoder.scored(part, "btkge,bkse->bkgts", q, new["k"])
+    own = attending.scored(part, q, new["k"], _HELD)
     most = jnp.maximum(jnp.max(before, axis=-1, keepdims=True), own)
     if part.sinks:
         sink = layer["sinks"].reshape(1, part.kv_heads, -1, 1, 1).astype(jnp.float32)
@@ -163,7 +200,7 @@ def _attended(
     mixed = jnp.einsum("bkgts,bkse->btkge", (powers / total).astype(dtype), held["v"])
     share = jnp.einsum("bkgts->btkgs", (own / total).astype(dtype))
     mixed = mixed + share * jnp.einsum("bkse->bske", new["v"])[:, :, :, None]
-    return decoder.linear(layer, "o", mixed.reshape(*q.shape[:2], -1))
+    return attending.linear(layer, "o", mixed.reshape(*q.shape[:2], -1))
 
 
 def _is_seen(room: int, position: jax.Array) -> jax.Array:
@@ -191,7 +228,7 @@ def _run(
         made: list[Pair] = []
 
         def attended(given: jax.Array) -> jax.Array:
-            found, new = attend(part.attention, layer, pair, given)
+            found, new = attend(_cached(part), layer, pair, given)
             made.append(new)
             return found
 
@@ -264,12 +301,13 @@ def serving_task(model: Architecture, serving: Serving) -> TrainTask:
     The first cache of a decode step is that behind random prompts of half the context.
     """
     s = serving
+    check_decodes(model, s.name, s.mode.value)
 
     def task(precision: Precision) -> TrainTask:
         how = How(precision)
 
         def init(key: jax.Array) -> tuple[Any, ...]:
-            made = decoder.init_params(model, key)
+            made = init_params(model, key)
             params = jax.tree.map(lambda leaf: leaf.astype(precision.dtype), made)
             if s.mode is Mode.PREFILL:
                 return params, empty_cache(model, s.sequences, s.context, precision)

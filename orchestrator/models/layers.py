@@ -219,7 +219,7 @@ def run_stack(
 
 def _entered(x: jax.Array, how: How) -> Any:
     """What the layers hand on, at the first: with dropout also the layer's number."""
-    return (x, jnp.uint32(1)) if how.drop.rate else x
+    return (x, jnp.uint32(how.drop.layer + 1)) if how.drop.rate else x
 
 
 def _step(body: Body, how: How) -> Callable[[Any, Params], tuple[Any, None]]:

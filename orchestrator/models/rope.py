@@ -29,6 +29,8 @@ class Yarn:
     slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    score_factor: float = 1.0
+    """Of scores besides, where a model multiplies them (DeepSeek: `mscale_all_dim`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class Rope:
 
     dim: int
     theta: float
+    interleaved: bool = False
+    """Whether neighbours are rotated, else elements of the two halves."""
     scaling: RopeScaling | Yarn | LongRope | None = None
 
 
@@ -99,11 +103,16 @@ def _yarn_rates(rope: Rope, yarn: Yarn) -> np.ndarray:
     return scaled
 
 
-def rotate(x: jax.Array, given: Tables) -> jax.Array:
-    """Rotate the two halves of every head by its position; elements behind the tables' stay."""
+def rotate(x: jax.Array, given: Tables, interleaved: bool = False) -> jax.Array:
+    """Rotate the two halves of every head by its position; elements behind the tables' stay.
+    `interleaved`: neighbours are a pair, and leave as two halves."""
     cos, sin = (t[None, :, None, :].astype(x.dtype) for t in given)
     turned = 2 * cos.shape[-1]
     head, rest = (x, None) if turned == x.shape[-1] else (x[..., :turned], x[..., turned:])
-    low, high = jnp.split(head, 2, axis=-1)
+    if interleaved:
+        pairs = head.reshape(*head.shape[:-1], -1, 2)
+        low, high = pairs[..., 0], pairs[..., 1]
+    else:
+        low, high = jnp.split(head, 2, axis=-1)
     parts = [low * cos - high * sin, high * cos + low * sin]
     return jnp.concatenate(parts if rest is None else [*parts, rest], axis=-1)

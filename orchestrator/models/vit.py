@@ -59,31 +59,40 @@ def train_task(sizes: Sizes, options: TaskOptions) -> TrainTask:
 
     Raises UsageError for sizes that do not fit, or fewer than one patch beside the class token.
     """
-    patches = sizes.positions - 1
-    if options.seq_len != sizes.positions or patches < 1:
-        raise UsageError(
-            "SW_SEQ_LEN",
-            f"seq_len requires the {sizes.positions} positions of the model (patches and the class"
-            f" token, 2 or more), got {options.seq_len}",
-        )
+    given = samples(sizes.positions - 1, PIXELS, sizes.vocab, options.seq_len)
 
     def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
-        given = logits(sizes, params, batch["images"], how)
-        return blocks.cross_entropy(how.precision, given, batch["targets"], options.one_hot_loss)
+        made = logits(sizes, params, batch["images"], how)
+        return blocks.cross_entropy(how.precision, made, batch["targets"], options.one_hot_loss)
+
+    return blocks.sample_task(partial(init_params, sizes), loss, given, options)
+
+
+def samples(patches: int, pixels: int, classes: int, seq_len: int) -> Samples:
+    """Random images cut into patches of so many numbers, and labels; there is no data set to read.
+
+    Raises UsageError for fewer than one patch, and a length that is not theirs and the class
+    token's.
+    """
+    if seq_len != patches + 1 or patches < 1:
+        raise UsageError(
+            "SW_SEQ_LEN",
+            f"seq_len requires the {patches + 1} positions of the model (patches and the class"
+            f" token, 2 or more), got {seq_len}",
+        )
 
     def batch(n: int) -> dict[str, Any]:
-        images = jax.ShapeDtypeStruct((n, patches, PIXELS), np.float32)
+        images = jax.ShapeDtypeStruct((n, patches, pixels), np.float32)
         return {"images": images, "targets": jax.ShapeDtypeStruct((n,), np.int32)}
 
-    samples = Samples(batch, partial(_noise, patches, sizes.vocab), sizes.positions)
-    return blocks.sample_task(partial(init_params, sizes), loss, samples, options)
+    return Samples(batch, partial(_noise, patches, pixels, classes), seq_len)
 
 
 def _noise(
-    patches: int, classes: int, seed: int, count: int, data: str | None
+    patches: int, pixels: int, classes: int, seed: int, count: int, data: str | None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Endless batches of random images and labels; there is no data set to read."""
+    """Endless batches."""
     rng = np.random.default_rng(seed)
     while True:
-        images = rng.normal(size=(count, patches, PIXELS)).astype(np.float32)
+        images = rng.normal(size=(count, patches, pixels)).astype(np.float32)
         yield {"images": images, "targets": rng.integers(0, classes, count).astype(np.int32)}

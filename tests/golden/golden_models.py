@@ -9,7 +9,7 @@ import jax
 
 from examples.own_sharding import step as own_step
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import blocks, decoder, encoder, gpt
+from shardwright.orchestrator.models import blocks, decoder, encoder, gpt, leaves
 from shardwright.orchestrator.models.architecture import Experts
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.orchestrator.models.family_table import architecture_of
@@ -60,11 +60,11 @@ def _mixture(routing: str, capacity: float = 1.25) -> TrainTask:
 
     def loss(params: Params, batch: dict[str, jax.Array], how: How) -> jax.Array:
         x = decoder.embedded(model, params, batch["tokens"], how)  # in this order: digests see it
-        logits = decoder.decoded(model, params, x, decoder.tables_of(model, 32), how)
+        logits = decoder.decoded(model, params, x, decoder.given_of(model.layers, params, 32), how)
         return blocks.cross_entropy(how.precision, logits, batch["targets"])
 
     options = TaskOptions(seq_len=32, remat="full", optimizer="sgd")
-    init = partial(decoder.init_params, model)
+    init = partial(leaves.init_params, model)
     return blocks.language_task(init, loss, model.vocab, model.positions, options)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.orchestrator.models import decoder, text
+from shardwright.orchestrator.models import decoder, leaves, text
 from shardwright.orchestrator.models.architecture import Architecture
 from shardwright.orchestrator.models.layers import How, Precision
 
@@ -26,7 +26,7 @@ def train_task(config: Architecture, seq_len: int) -> TrainTask:
         return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), master)
 
     def init(key: jax.Array) -> tuple[Any, Any]:
-        master = decoder.init_params(config, key)
+        master = leaves.init_params(config, key)
         return rounded(master), {"master": master, "adam": adam.init(master)}
 
     def step(params: Any, opt_state: Any, batch: dict[str, jax.Array]) -> Any:

@@ -25,7 +25,7 @@ from shardwright.orchestrator.config.importers.imported import PROJECTS, Importe
 from shardwright.orchestrator.config.importers.scripts import flag_fields
 from shardwright.orchestrator.config.job_flags import imported_job
 from shardwright.orchestrator.config.model import model_config, resolve_task
-from shardwright.orchestrator.models import decoder
+from shardwright.orchestrator.models import leaves
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.explain_imported import explain
@@ -370,7 +370,7 @@ def test_flavors_of_qwen3_have_the_published_sizes(
     path = titan(tmp_path, model={"name": "qwen3", "flavor": flavor}, training={})
     job, _ = read("torchtitan", path)
     model = architecture_of(model_config(job))
-    assert decoder.count_params(model) == params
+    assert leaves.count_params(model) == params
 
 
 def test_experts_are_spread_over_ranks_that_share_samples(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from shardwright.compiler.ir.text import to_text
 from shardwright.compiler.ir.traits import TRAFFIC
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.ir.verify import verify
-from shardwright.orchestrator.models import decoder
+from shardwright.orchestrator.models import decoder, leaves
 from shardwright.orchestrator.models.config_task import train_task
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import How
@@ -298,7 +298,7 @@ def optimizer_task(transform: optax.GradientTransformation) -> TrainTask:
     base, model = train_task(SIZES, seq_len=8), architecture_of(SIZES)
 
     def init(key: jax.Array) -> tuple:
-        params = decoder.init_params(model, key)
+        params = leaves.init_params(model, key)
         return params, transform.init(params)
 
     def step(params: dict, state: tuple, batch: dict) -> tuple:

@@ -4,14 +4,15 @@ gradients, under our names of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from shardwright.orchestrator.models import decoder
-from shardwright.orchestrator.models.architecture import Architecture, stacked
+from shardwright.orchestrator.models import leaves
+from shardwright.orchestrator.models.architecture import Architecture, Layer, stacked
 
 Arrays = Mapping[str, np.ndarray]
 _SPREAD = 0.1
@@ -22,22 +23,32 @@ class Reference:
 
     def __init__(self, config: Mapping[str, Any], seed: int = 0) -> None:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
+        import transformers
 
         given = dict(config)
+        if given["model_type"] == "gemma3":
+            given = {"model_type": "gemma3_text", **given["text_config"]}
         self.family = given.pop("model_type")
-        made = AutoConfig.for_model(self.family, **given)
+        made = transformers.AutoConfig.for_model(self.family, **given)
         made._attn_implementation = "eager"
         self.torch = torch
-        self.model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+        kind = getattr(transformers, _CLASSES.get(self.family, "AutoModelForCausalLM"))
+        self.model = kind.from_config(made, dtype=torch.float32)
         self.model.train()
         rng = np.random.default_rng(seed)
         one = self.family.startswith("gemma")  # whose norms add it themselves
         with torch.no_grad():
-            for name, leaf in self.model.named_parameters():
+            for name, leaf in self._arrays():
                 drawn = _SPREAD * rng.standard_normal(tuple(leaf.shape))
-                drawn += name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight")) and not one
+                drawn += bool(_SCALE.search(name)) and not one
                 leaf.copy_(torch.tensor(drawn, dtype=torch.float32))
+
+    def _arrays(self) -> Iterator[tuple[str, Any]]:
+        """Its parameters, and what it does not train."""
+        yield from self.model.named_parameters()
+        for name, leaf in self.model.named_buffers():
+            if name.endswith(_UNTRAINED):
+                yield name, leaf
 
     def count(self) -> int:
         """Elements of all parameters."""
@@ -45,19 +56,51 @@ class Reference:
 
     def params(self, model: Architecture) -> dict[str, Any]:
         """Its weights as our parameters."""
-        return ours(self.family, model, {n: _array(p) for n, p in self.model.named_parameters()})
+        return ours(self.family, model, {name: _array(leaf) for name, leaf in self._arrays()})
 
     def run(
-        self, model: Architecture, tokens: np.ndarray, targets: np.ndarray
+        self, model: Architecture, read: np.ndarray, targets: np.ndarray, sources: np.ndarray | None
     ) -> tuple[np.ndarray, float, dict[str, Any]]:
         """Logits, mean cross entropy, and its gradient under our names."""
         torch = self.torch
-        logits = self.model(torch.tensor(tokens, dtype=torch.long)).logits
+        given: dict[str, Any]
+        if model.patches:
+            size = round((model.patches.count * model.patches.pixels / 3) ** 0.5)
+            given = {"pixel_values": torch.tensor(whole(read, size))}
+        else:
+            given = {"input_ids": torch.tensor(read, dtype=torch.long)}
+        if sources is not None:
+            given = {
+                "input_ids": torch.tensor(sources, dtype=torch.long),
+                "decoder_input_ids": given["input_ids"],
+            }
+        logits = self.model(**given).logits
         flat = logits.reshape(-1, logits.shape[-1])
         loss = torch.nn.functional.cross_entropy(flat, torch.tensor(targets.reshape(-1)).long())
         loss.backward()
-        grads = {n: _array(p.grad) for n, p in self.model.named_parameters()}
+        grads = {
+            name: np.zeros(leaf.shape, np.float32) if leaf.grad is None else _array(leaf.grad)
+            for name, leaf in self._arrays()
+        }
         return _array(logits), float(loss.detach()), ours(self.family, model, grads)
+
+
+_CLASSES = {
+    "bert": "AutoModelForMaskedLM",
+    "t5": "AutoModelForSeq2SeqLM",
+    "vit": "AutoModelForImageClassification",
+}
+_SCALE = re.compile(r"([nN]orm|ln_[12]|layernorm_(before|after))\.weight$")
+_UNTRAINED = "e_score_correction_bias"
+
+
+def whole(patches: np.ndarray, size: int) -> np.ndarray:
+    """Images [B, 3, size, size] of patches [B, count, pixels], whose pixels are rows, columns and
+    then colours."""
+    side = round((patches.shape[-1] / 3) ** 0.5)
+    count = size // side
+    split = patches.reshape(-1, count, count, side, side, 3)
+    return split.transpose(0, 5, 1, 3, 2, 4).reshape(-1, 3, size, size)
 
 
 def _array(tensor: Any) -> np.ndarray:
@@ -66,33 +109,53 @@ def _array(tensor: Any) -> np.ndarray:
 
 def ours(family: str, model: Architecture, theirs: Arrays) -> dict[str, Any]:
     """Arrays under the library's names -> the same under ours."""
-    left = dict(theirs)
-    of_layer = _LAYERS.get(family, _decoder_layer)
-    start = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers"}.get(family, "model.layers")
-    layers = []
-    for number in range(len(model.layers)):
+    left, tree = dict(theirs), {}
+    start, of_layer = _LAYERS.get(family, ("model.layers", _decoder_layer))
+    if model.encoder:
+        tree["encoder"] = _stack(left, "encoder.block", of_layer, model, model.encoder)
+        tree["encoder"]["final_norm"] = left.pop("encoder.final_layer_norm.weight")
+    tree |= _stack(left, start, of_layer, model, model.layers)
+    for name, leaf in left.items():
+        stem = name.removeprefix("model.").removesuffix(".weight").removesuffix(".bias")
+        key, kind = _OUTER[stem]
+        if name.endswith(".bias"):
+            key = f"b{key[1:]}" if key.startswith("w_") or key == "b_head" else f"{key}_bias"
+        made = leaf.T if kind == "matrix" and leaf.ndim == 2 else leaf
+        if kind == "pixels" and leaf.ndim == 4:
+            made = leaf.transpose(2, 3, 1, 0).reshape(-1, len(leaf))
+        tree["b_head" if key == "lm_head_bias" else key] = made[0] if kind == "first" else made
+    expected = jax.tree.map(lambda leaf: leaf.shape, leaves.leaves(model))
+    assert jax.tree.map(np.shape, tree) == expected
+    return tree
+
+
+def _stack(
+    left: dict[str, np.ndarray],
+    start: str,
+    of_layer: Callable[..., dict[str, np.ndarray]],
+    model: Architecture,
+    parts: tuple[Layer, ...],
+) -> dict[str, Any]:
+    """A stack of layers, taken out of what is left."""
+    layers, tree = [], {}
+    for number in range(len(parts)):
         prefix = f"{start}.{number}."
         own = {n[len(prefix) :]: left.pop(n) for n in list(left) if n.startswith(prefix)}
+        shared = own.pop("layer.0.SelfAttention.relative_attention_bias.weight", None)
+        if shared is not None:
+            tree["relative"] = shared
         layers.append(of_layer(own, model))
-    tree: dict[str, Any] = {}
-    for name, leaf in left.items():
-        key, kind = _OUTER[
-            name.removeprefix("model.").removesuffix(".weight").removesuffix(".bias")
-        ]
-        key += "_bias" if name.endswith(".bias") else ""
-        tree[key] = leaf.T if kind == "matrix" else leaf
-    stack = stacked(model.layers)
+    stack = stacked(parts)
     begin, size = len(stack.first), len(stack.period)
     end = begin + size * stack.times
     period = [
-        jax.tree.map(lambda *leaves: np.stack(leaves), *layers[begin + i : end : size])
+        jax.tree.map(lambda *found: np.stack(found), *layers[begin + i : end : size])
         for i in range(size)
     ]
     tree["layers"] = period[0] if size == 1 else _numbered(period)
     for name, part in (("first", layers[:begin]), ("last", layers[end:])):
         if part:
             tree[name] = _numbered(part)
-    assert jax.tree.map(np.shape, tree) == decoder.shapes(model)
     return tree
 
 
@@ -110,15 +173,36 @@ _OUTER = {
     "gpt_neox.embed_in": ("embed", ""),
     "gpt_neox.final_layer_norm": ("final_norm", ""),
     "embed_out": ("lm_head", "matrix"),
+    "shared": ("embed", ""),
+    "decoder.final_layer_norm": ("final_norm", ""),
+    "bert.embeddings.word_embeddings": ("embed", ""),
+    "bert.embeddings.position_embeddings": ("positions", ""),
+    "bert.embeddings.token_type_embeddings": ("segments", ""),
+    "bert.embeddings.LayerNorm": ("embed_norm", ""),
+    "cls.predictions": ("b_head", ""),
+    "cls.predictions.transform.dense": ("w_transform", "matrix"),
+    "cls.predictions.transform.LayerNorm": ("transform_norm", ""),
+    "vit.embeddings.cls_token": ("token", "first"),
+    "vit.embeddings.position_embeddings": ("positions", "first"),
+    "vit.embeddings.patch_embeddings.projection": ("w_patches", "pixels"),
+    "vit.layernorm": ("final_norm", ""),
+    "classifier": ("lm_head", "matrix"),
 }
 _NAMES = {
     **{f"self_attn.{x}_proj": x for x in "qkvo"},
     **{f"mlp.{x}_proj": f"_{x}" for x in ("gate", "up", "down")},
+    **{f"mlp.shared_experts.{x}_proj": f"_shared_{x}" for x in ("gate", "up", "down")},
+    "self_attn.q_a_proj": "_q_down",
+    "self_attn.q_b_proj": "q",
+    "self_attn.kv_a_proj_with_mqa": "_kv_down",
+    "self_attn.kv_b_proj": "_kv",
 }
 _NORMS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_norm": "q_norm",
     "self_attn.k_norm": "k_norm",
+    "self_attn.q_a_layernorm": "q_norm",
+    "self_attn.kv_a_layernorm": "kv_norm",
     "post_attention_layernorm": "mlp_norm",
 }
 _SANDWICH = _NORMS | {
@@ -163,6 +247,8 @@ def _expert_leaf(name: str, leaf: np.ndarray, model: Architecture) -> dict[str, 
     match name.removeprefix("mlp."):
         case "gate.weight" | "router.weight":
             return {"router": leaf.T}
+        case "gate.e_score_correction_bias":
+            return {"router_shift": leaf}
         case "router.bias":
             return {"router_bias": leaf}
         case "experts.gate_up_proj" if is_oss:
@@ -217,7 +303,41 @@ def _neox_layer(own: dict[str, np.ndarray], model: Architecture) -> dict[str, np
     return made | _named(own, names, transposed=True)
 
 
-_LAYERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
-    "gpt2": _gpt2_layer,
-    "gpt_neox": _neox_layer,
+def _bert_layer(own: dict[str, np.ndarray], _: Architecture) -> dict[str, np.ndarray]:
+    names = {f"attention.self.{x}": x[0] for x in ("query", "key", "value")}
+    names |= {"attention.output.dense": "o", "attention.output.LayerNorm": "attn_norm"}
+    names |= {"intermediate.dense": "_up", "output.dense": "_down", "output.LayerNorm": "mlp_norm"}
+    return _named(own, names, transposed=True)
+
+
+def _vit_layer(own: dict[str, np.ndarray], _: Architecture) -> dict[str, np.ndarray]:
+    names = {f"attention.{x}_proj": x for x in "qkvo"} | {"mlp.fc1": "_up", "mlp.fc2": "_down"}
+    names |= {"layernorm_before": "attn_norm", "layernorm_after": "mlp_norm"}
+    return _named(own, names, transposed=True)
+
+
+def _t5_layer(own: dict[str, np.ndarray], _: Architecture) -> dict[str, np.ndarray]:
+    """Two parts in the encoder, three in the decoder."""
+    names = {f"layer.0.SelfAttention.{x}": x for x in "qkvo"}
+    crossed = {f"layer.1.EncDecAttention.{x}": x for x in "qkvo"}
+    norms = {"layer.0.layer_norm": "attn_norm"}
+    last = 2 if any("EncDecAttention" in name for name in own) else 1
+    if last == 2:
+        norms["layer.1.layer_norm"] = "cross_norm"
+    norms[f"layer.{last}.layer_norm"] = "mlp_norm"
+    fed = {"wi": "_up", "wi_0": "_gate", "wi_1": "_up", "wo": "_down"}
+    names |= {f"layer.{last}.DenseReluDense.{name}": key for name, key in fed.items()}
+    across = {n: own.pop(n) for n in list(own) if n.removesuffix(".weight") in crossed}
+    made = _named(own, names | norms, transposed=True)
+    found = _named(across, crossed, transposed=True)
+    return made | {f"cross_{name}": leaf for name, leaf in found.items()}
+
+
+_LAYERS: dict[str, tuple[str, Callable[..., dict[str, np.ndarray]]]] = {
+    "gpt2": ("transformer.h", _gpt2_layer),
+    "gpt_neox": ("gpt_neox.layers", _neox_layer),
+    "bert": ("bert.encoder.layer", _bert_layer),
+    "vit": ("vit.layers", _vit_layer),
+    "t5": ("decoder.block", _t5_layer),
 }
+"""Where the layers of a family are, and how one is read; others are of the Llama line."""

@@ -12,7 +12,7 @@ import optax
 
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.types import Graph
-from shardwright.orchestrator.models import decoder, rope
+from shardwright.orchestrator.models import attending, decoder, leaves
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import How
 
@@ -35,19 +35,18 @@ def unrolled_step(seq_len: int, **sizes: int) -> tuple[Graph, int]:
     """
     given = {**CONFIG, **sizes, "max_position_embeddings": seq_len}
     model = architecture_of(given)
-    stacked = jax.eval_shape(lambda: decoder.init_params(model, jax.random.key(0)))
+    stacked = jax.eval_shape(lambda: leaves.init_params(model, jax.random.key(0)))
     layer = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacked["layers"])
     params = {**stacked, "layers": [layer] * len(model.layers)}
     chain = optax.adamw(3e-4)
 
     def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         part = model.layers[0]
-        assert part.attention.rope is not None
-        tables = {part.attention.rope: rope.tables(part.attention.rope, seq_len)}
+        given = decoder.given_of(model.layers, params, seq_len)
         x = params["embed"].astype(jnp.bfloat16)[batch["tokens"]]
         for one in params["layers"]:
-            x = decoder.run_layer(model, part, tables, x, one, How())
-        x = decoder.normed(model.norm, params, "final_norm", x)
+            x = decoder.run_layer(model, part, given, x, one, How())
+        x = attending.normed(model.norm, params, "final_norm", x)
         logits = (x @ params["lm_head"].astype(x.dtype)).astype(jnp.float32)
         picked = jnp.take_along_axis(
             jax.nn.log_softmax(logits), batch["targets"][..., None], axis=-1

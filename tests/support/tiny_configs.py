@@ -15,6 +15,7 @@ _SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
 }
+_OF_TEXT = ("num_key_value_heads", "vocab_size", "max_position_embeddings")
 _LLAMA_31 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -97,6 +98,44 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}
     | {"rotary_pct": 0.5, "hidden_act": "gelu"},
+    "deepseek_v3": _SIZES
+    | {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "rope_theta": 1e4,
+        "rope_scaling": _YARN | {"truncate": True, "mscale": 1.0, "mscale_all_dim": 0.8},
+    },
+    "bert": {k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}
+    | dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+    "t5": {
+        "vocab_size": 64,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 10,
+        "feed_forward_proj": "gated-gelu",
+        "dropout_rate": 0.0,
+        "is_encoder_decoder": True,
+    },
+    "vit": {k: v for k, v in _SIZES.items() if k not in _OF_TEXT}
+    | {"image_size": 12, "patch_size": 4, "num_labels": 5},
     "gpt_oss": _SIZES
     | _HEAD
     | {
@@ -106,6 +145,11 @@ TINY: dict[str, dict[str, Any]] = {
         "rope_theta": 150000.0,
         "rope_scaling": _YARN,
     },
+}
+TINY["gemma3"] = {
+    "text_config": {"model_type": "gemma3_text"} | TINY["gemma3_text"] | {"num_hidden_layers": 4},
+    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 8},
+    "mm_tokens_per_image": 256,
 }
 """Configs by `model_type`, without that key."""
 

@@ -25,7 +25,7 @@ from shardwright.compiler.frontend.reference import (
     task_batches,
 )
 from shardwright.compiler.frontend.task import TrainTask, load_task
-from shardwright.orchestrator.models import config_task, decoder, encoder, rope, text
+from shardwright.orchestrator.models import config_task, decoder, encoder, leaves, rope, text
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import How
@@ -342,7 +342,7 @@ def test_published_parameter_counts() -> None:
     assert set(PRESETS) == set(published)
     for name, count in published.items():
         config = architecture_of(preset_config(name))
-        shapes = jax.eval_shape(lambda c=config: decoder.init_params(c, jax.random.key(0)))
+        shapes = jax.eval_shape(lambda c=config: leaves.init_params(c, jax.random.key(0)))
         assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
 
@@ -416,7 +416,7 @@ def test_rotary_positions_are_relative() -> None:
 
 def test_attention_is_causal() -> None:
     config = architecture_of(CONFIG)
-    params = decoder.init_params(config, jax.random.key(0))
+    params = leaves.init_params(config, jax.random.key(0))
     tokens = np.arange(10, dtype=np.int32)[None]
     changed = tokens.copy()
     changed[0, 6] = 77

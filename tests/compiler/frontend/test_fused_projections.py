@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.orchestrator.models import blocks, decoder
+from shardwright.orchestrator.models import blocks, decoder, leaves
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.orchestrator.models.families import family_task
 from shardwright.orchestrator.models.family_table import architecture_of
@@ -35,12 +35,12 @@ LLAMA = {
 def test_a_fused_decoder_computes_what_the_separate_one_does(kv_heads: int) -> None:
     plain = architecture_of(LLAMA | {"num_key_value_heads": kv_heads})
     fused = replace(plain, fused=True)
-    params = decoder.init_params(plain, jax.random.key(3))
+    params = leaves.init_params(plain, jax.random.key(3))
     layers = dict(params["layers"])
     names = ("wq", "wk", "wv") if kv_heads == 4 else ("wk", "wv")
     for name, parts in ("w_qkv" if kv_heads == 4 else "w_kv", names), ("w_gate_up", _GATED):
         layers[name] = jnp.stack([layers.pop(part) for part in parts], axis=2)
-    made = decoder.init_params(fused, jax.random.key(3))["layers"]
+    made = leaves.init_params(fused, jax.random.key(3))["layers"]
     assert {n: v.shape for n, v in made.items()} == {n: v.shape for n, v in layers.items()}
     tokens = jnp.arange(16).reshape(2, 8) * 7 % 64
     given = [

@@ -12,7 +12,7 @@ import pytest
 
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.frontend.task import Mode
-from shardwright.orchestrator.models import decoder, generation
+from shardwright.orchestrator.models import decoder, generation, leaves
 from shardwright.orchestrator.models.architecture import Architecture
 from shardwright.orchestrator.models.family_table import FAMILIES, architecture_of
 from shardwright.orchestrator.models.generation import Serving
@@ -69,7 +69,7 @@ def run_of(task: object, mesh: str, folder: Path) -> ValueRun:
 
 
 def params_of(model: Architecture) -> Params:
-    return jax.jit(lambda key: decoder.init_params(model, key))(jax.random.key(0))
+    return jax.jit(lambda key: leaves.init_params(model, key))(jax.random.key(0))
 
 
 @pytest.mark.parametrize(("family", "mesh"), long_in_matrix(CELLS, MATRIX, REST))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator.models import decoder
+from shardwright.orchestrator.models import leaves
 from shardwright.orchestrator.models.family_table import FAMILIES, architecture_of
 
 FACTS = json.loads((Path(__file__).parent / "published_configs.json").read_text())
@@ -18,7 +18,7 @@ MODELS: list[dict[str, Any]] = FACTS["models"]
 @pytest.mark.parametrize("facts", MODELS, ids=[facts["model"] for facts in MODELS])
 def test_a_published_config_has_its_published_parameters(facts: dict[str, Any]) -> None:
     model = architecture_of(facts["config"])
-    assert decoder.count_params(model) == facts["parameters"]
+    assert leaves.count_params(model) == facts["parameters"]
 
 
 def test_every_family_has_a_published_config() -> None:

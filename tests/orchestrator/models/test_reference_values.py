@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from shardwright.orchestrator.models import blocks, decoder
+from shardwright.orchestrator.models import blocks, decoder, leaves
+from shardwright.orchestrator.models.architecture import Architecture
 from shardwright.orchestrator.models.family_table import FAMILIES, architecture_of
 from shardwright.orchestrator.models.layers import EXACT, How
 from tests.support.tiny_configs import tiny
@@ -24,22 +25,33 @@ def distance(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(found) - expected)) / max(size, 1e-30)
 
 
+def drawn(
+    rng: np.random.Generator, model: Architecture, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """What two samples are read from, what they are to tell, and what an encoder reads."""
+    if model.patches:
+        images = rng.standard_normal((2, model.patches.count, model.patches.pixels))
+        return images.astype(np.float32), rng.integers(0, model.vocab, 2), None
+    tokens, targets, sources = rng.integers(1, model.vocab, (3, 2, length))
+    return tokens, targets, sources if model.encoder else None
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", [7, 12])
 def test_values_and_gradients_are_the_librarys(family: str, length: int) -> None:
     config = tiny(family)
     model, reference = architecture_of(config), Reference(config)
-    assert decoder.count_params(model) == reference.count()
+    assert leaves.count_params(model) == reference.count()
     rng = np.random.default_rng(1)
-    tokens, targets = rng.integers(1, model.vocab, (2, 2, length))
+    read, targets, sources = drawn(rng, model, length)
     params = reference.params(model)
 
     def loss(params: dict) -> tuple[jax.Array, jax.Array]:
-        logits = decoder.logits(model, params, tokens, How())
+        logits = decoder.logits(model, params, read, How(), sources)
         return blocks.cross_entropy(EXACT, logits, targets), logits
 
     (value, logits), grads = jax.value_and_grad(loss, has_aux=True)(params)
-    expected_logits, expected, expected_grads = reference.run(model, tokens, targets)
+    expected_logits, expected, expected_grads = reference.run(model, read, targets, sources)
     assert distance(logits, expected_logits) <= MOST
     assert abs(float(value) / expected - 1) <= MOST
     largest = max(float(np.linalg.norm(leaf)) for leaf in jax.tree.leaves(expected_grads))

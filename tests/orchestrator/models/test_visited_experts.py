@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.traits import CONTRACTIONS
-from shardwright.orchestrator.models import config_task, decoder
+from shardwright.orchestrator.models import config_task, decoder, leaves
 from shardwright.orchestrator.models.architecture import Architecture, Attention, Experts
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import How
@@ -19,7 +19,7 @@ ROWS = 16  # of one sequence
 
 def counted(model: Architecture) -> int:
     """FLOPs of the products of a forward pass."""
-    params = jax.eval_shape(lambda: decoder.init_params(model, jax.random.key(0)))
+    params = jax.eval_shape(lambda: leaves.init_params(model, jax.random.key(0)))
     tokens = jax.ShapeDtypeStruct((1, ROWS), "int32")
     graph = graph_of(lambda p, t: decoder.logits(model, p, t, How()), params, tokens)
     return flops(graph, CONTRACTIONS)
@@ -43,7 +43,7 @@ def test_a_row_counts_for_the_experts_it_chose(family: str) -> None:
         else:
             expected += 2 * ROWS * 3 * d * feed.width
     assert counted(decoder.as_visited(model)) == expected < counted(model)
-    assert decoder.count_params(decoder.as_visited(model)) == decoder.count_params(model)
+    assert leaves.count_params(decoder.as_visited(model)) == leaves.count_params(model)
 
 
 @pytest.mark.parametrize(("family", "has"), [("mixtral", True), ("llama", False)])

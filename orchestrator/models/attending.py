@@ -1,0 +1,205 @@
+"""Attention of every kind in `architecture.py`, and the projections and norms it is made of.
+
+Einsum letters: b batch, t and s positions, k kv heads, g heads per kv head, e head dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardwright.orchestrator.models import blocks
+from shardwright.orchestrator.models.architecture import (
+    Attention,
+    LatentAttention,
+    Norm,
+    Relative,
+)
+from shardwright.orchestrator.models.layers import (
+    EXACT,
+    How,
+    Params,
+    Site,
+    hide_earlier,
+    hide_later,
+)
+from shardwright.orchestrator.models.leaves import FUSED
+from shardwright.orchestrator.models.rope import Rope, Tables, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the layers of a stack read beside their input: tables of rotary positions, what is added
+    to scores by distance [H, T, T], and what the encoder made [B, T, D]."""
+
+    tables: Mapping[Rope | None, Tables | None] = field(default_factory=dict)
+    distances: jax.Array | None = None
+    encoded: jax.Array | None = None
+
+
+NOTHING_GIVEN = Given()
+
+
+def normed(norm: Norm, layer: Params, name: str, x: jax.Array) -> jax.Array:
+    """A norm over the last dim, computed in fp32."""
+    weight = layer[name]
+    if norm.kind == "layer":
+        return blocks.layer_norm(EXACT, x, weight, layer[f"{name}_bias"], norm.eps).astype(x.dtype)
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + norm.eps)
+    if norm.kind == "rms1":
+        return (x32 * scale * (1.0 + weight)).astype(x.dtype)
+    return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
+
+
+def linear(layer: Params, name: str, x: jax.Array) -> jax.Array:
+    """`x` times the matrix w<name>, and the bias b<name> where there is one."""
+    made = x @ layer[f"w{name}"].astype(x.dtype)
+    return made + layer[f"b{name}"].astype(x.dtype) if f"b{name}" in layer else made
+
+
+def projected(layer: Params, x: jax.Array, *names: str) -> list[jax.Array]:
+    """`x` [B, T, D] under the projections `names`, of those that are fused as one product."""
+    found = {name: linear(layer, name, x) for name in names if f"w{name}" in layer}
+    for fused, parts in FUSED.items():
+        if fused in layer and {part[1:] for part in parts} <= set(names):
+            wide = jnp.einsum("btd,dcn->btcn", x, layer[fused].astype(x.dtype))
+            found |= {part[1:]: wide[:, :, i] for i, part in enumerate(parts)}
+    return [found[name] for name in names]
+
+
+def attention(
+    part: Attention | LatentAttention, layer: Params, x: jax.Array, given: Given, how: How
+) -> jax.Array:
+    """Attention of positions [B, T, D] to each other with what `part` has besides."""
+    if isinstance(part, LatentAttention):
+        return _latent(part, layer, x, given, how)
+    q, k, v = heads(part, layer, projected(layer, x, "q", "k", "v"), given.tables.get(part.rope))
+    return attended(part, layer, q, k, v, how, given.distances)
+
+
+def crossed(part: Attention, layer: Params, x: jax.Array, given: Given, how: How) -> jax.Array:
+    """Attention of positions [B, T, D] to what the encoder made."""
+    assert given.encoded is not None
+    made = [linear(layer, "q", x), *projected(layer, given.encoded, "k", "v")]
+    return attended(part, layer, *heads(part, layer, made, None), how)
+
+
+def heads(
+    part: Attention, layer: Params, made: Sequence[jax.Array], turned: Tables | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries [B, T, K, G, E], keys and values [B, S, K, E], of projections [B, ., heads * E] turned
+    by their positions."""
+    a, (b, t, _) = part, made[0].shape
+    q, k, v = (y.reshape(b, y.shape[1], -1, a.head_dim) for y in made)
+    if a.head_norm:
+        q, k = (normed(a.head_norm, layer, f"{n}_norm", y) for n, y in (("q", q), ("k", k)))
+    if turned:
+        q, k = rotate(q, turned), rotate(k, turned)
+    return q.reshape(b, t, a.kv_heads, a.heads // a.kv_heads, a.head_dim), k, v
+
+
+def attended(
+    part: Attention,
+    layer: Params,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    how: How,
+    beside: jax.Array | None = None,
+) -> jax.Array:
+    """What every position takes of others, of `heads`; `beside` is added to scores [H, T, T]."""
+    a = part
+    scores = scored(a, q, k, beside=beside)
+    if a.causal:
+        scores = hide_later(scores)
+    if 0 < a.window < q.shape[1]:
+        scores = hide_earlier(scores, a.window)
+    shares = _softmax(scores, layer["sinks"] if a.sinks else None)
+    return linear(layer, "o", _mixed(shares, v, how))
+
+
+_PAIRS = "btkge,bske->bkgts"
+
+
+def scored(
+    part: Attention,
+    q: jax.Array,
+    k: jax.Array,
+    spec: str = _PAIRS,
+    beside: jax.Array | None = None,
+) -> jax.Array:
+    """Scores of queries and keys in fp32, scaled and capped."""
+    scores = _scores(q, k, part.scale, spec)
+    if part.relative and beside is not None:
+        scores = scores + beside.reshape(1, *scores.shape[1:])
+    return capped(scores, part.softcap) if part.softcap else scores
+
+
+def _scores(q: jax.Array, k: jax.Array, scale: float, spec: str = _PAIRS) -> jax.Array:
+    """Products of queries [B, T, K, G, E] with keys [B, S, K, E], fp32 [B, K, G, T, S]."""
+    scores = jnp.einsum(spec, q, k).astype(jnp.float32)
+    return scores if scale == 1 else scores * scale
+
+
+def _mixed(shares: jax.Array, v: jax.Array, how: How) -> jax.Array:
+    """Values [B, S, K, E] added up by the shares [B, K, G, T, S]: [B, T, heads * E]."""
+    weights = how.drop(shares.astype(v.dtype), Site.WEIGHTS)
+    mixed = jnp.einsum("bkgts,bske->btkge", weights, v)
+    return mixed.reshape(v.shape[0], shares.shape[3], -1)
+
+
+def _latent(
+    part: LatentAttention, layer: Params, x: jax.Array, given: Given, how: How
+) -> jax.Array:
+    a, (b, t, _) = part, x.shape
+    turned = given.tables[a.rope]
+    assert turned is not None
+    read = normed(a.norm, layer, "q_norm", linear(layer, "_q_down", x)) if a.query_rank else x
+    q = linear(layer, "q", read).reshape(b, t, a.heads, -1)
+    narrow = linear(layer, "_kv_down", x)
+    latent = normed(a.norm, layer, "kv_norm", narrow[..., : a.rank])
+    kv = linear(layer, "_kv", latent).reshape(b, t, a.heads, -1)
+    common = rotate(narrow[:, :, None, a.rank :], turned, interleaved=a.rope.interleaved)
+    common = jnp.broadcast_to(common, (b, t, a.heads, a.turned_dim))
+    end = rotate(q[..., a.plain_dim :], turned, interleaved=a.rope.interleaved)
+    q = jnp.concatenate([q[..., : a.plain_dim], end], axis=-1)
+    k = jnp.concatenate([kv[..., : a.plain_dim], common], axis=-1)
+    scores = hide_later(_scores(q[:, :, :, None], k, a.scale))
+    return linear(layer, "o", _mixed(_softmax(scores, None), kv[..., a.plain_dim :], how))
+
+
+def capped(x: jax.Array, most: float) -> jax.Array:
+    """`x` bent towards at most `most` (Gemma 2)."""
+    return jnp.tanh(x / most) * most
+
+
+def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    """Softmax over the last dim of [B, K, G, T, S], beside a score per head if there are sinks."""
+    if sinks is None:
+        return jax.nn.softmax(scores, axis=-1)
+    sink = sinks.reshape(1, *scores.shape[1:3], 1, 1)
+    most = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sink)
+    most = jax.lax.stop_gradient(most)
+    powers = jnp.exp(scores - most)
+    return powers / (jnp.sum(powers, axis=-1, keepdims=True) + jnp.exp(sink - most))
+
+
+def distances(part: Relative, table: jax.Array, length: int, causal: bool) -> jax.Array:
+    """What is added to the scores of as many positions [H, T, T], fp32, of the learned [buckets,
+    H]. Source: the Mesh TensorFlow transformer of T5, `_relative_position_bucket`."""
+    position = np.arange(length)
+    ahead = position[None, :] - position[:, None]
+    buckets = part.buckets if causal else part.buckets // 2
+    far = np.maximum(-ahead, 0) if causal else np.abs(ahead)
+    exact = buckets // 2
+    grown = np.log(np.maximum(far, 1).astype(np.float32) / exact) / math.log(part.most / exact)
+    long = np.minimum(exact + (grown * (buckets - exact)).astype(np.int32), buckets - 1)
+    chosen = np.where(far < exact, far, long)
+    chosen = chosen if causal else chosen + np.where(ahead > 0, buckets, 0)
+    return jnp.moveaxis(table.astype(jnp.float32)[chosen.astype(np.int32)], -1, 0)
