@@ -169,10 +169,12 @@ def split_results(task: TrainTask, results: Any) -> tuple[tuple[Any, ...], dict[
     name = task.mode.result
     if not isinstance(metrics, dict):
         metrics = {name: metrics}
-    if name not in metrics or getattr(metrics[name], "shape", None) != ():
+    rank = 0 if task.mode.trains else 2
+    if name not in metrics or len(getattr(metrics[name], "shape", (0, 0, 0))) != rank:
+        kind = "scalar metric" if task.mode.trains else "metric of two dims"
         raise UsageError(
             "SW_TASK_RESULT",
-            f"step requires a scalar metric `{name}`, got metrics {sorted(metrics)}",
+            f"step requires a {kind} `{name}`, got metrics {sorted(metrics)}",
         )
     return results[:count], metrics
 

@@ -135,7 +135,7 @@ def run_reference(
         with called("step of the task, unsharded on XLA's CPU,", hint=_ALONE):
             results = step(*state, batch)
         state, metrics = split_results(task, results)
-        losses.append(float(metrics[task.mode.result]))
+        losses.append(task.mode.number(np.asarray(metrics[task.mode.result])))
         if number == 1:
             first = _leaves("metrics", metrics)
         if number in keep:

@@ -39,8 +39,12 @@ class Mode(StrEnum):
 
     @property
     def result(self) -> str:
-        """The scalar metric that stands for all that a step computes."""
-        return "loss" if self.trains else "score"
+        """The metric that a step computes all else for: a scalar loss, or logits [B, V]."""
+        return "loss" if self.trains else "logits"
+
+    def number(self, result: Any) -> float:
+        """What a run says of a step: its loss, or the mean over sequences of their best logit."""
+        return float(result if self.trains else result.max(axis=-1).mean())
 
 
 BatchFactory = Callable[[int, int, str | None], Iterator[Any]]
@@ -62,7 +66,7 @@ class TrainTask:
     `batches(seed, n, data)` iterates over NumPy pytrees of `n` samples; `data` is `[run] data` of
     the job. What leaves of the state are is found by name and use (`roles.py`); `roles` says it by
     path or path prefix ("state/step" -> "optimizer").
-    `mode` says what the step does. One that does not train has the metric `score` in place of
+    `mode` says what the step does. One that does not train has the metric `logits` in place of
     `loss`; the state that it keeps per sample is the `cache`, whose leaves have their samples along
     the dims of `cache_dims`, by path, and `context` positions. It is a step of as many samples as
     its cache.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from shardwright.compiler.frontend.task import Mode
 from shardwright.orchestrator.config.config import JobConfig, Keys, MeshConfig
 from shardwright.orchestrator.report.text import Report
 from shardwright.sharding.settings import AUTO
@@ -48,6 +49,8 @@ def compared(job: JobConfig) -> JobConfig:
     """A job that is compared with others: what it does not say is left to the memory, so that each
     of them is what one would run."""
     keys = {"strategy.remat": "auto", "strategy.micro_batch": AUTO}
+    if job.model.mode != Mode.TRAIN:  # nothing is recomputed, and a batch is in flight as a whole
+        return job
     return changed(job, {key: word for key, word in keys.items() if key not in job.given}).job
 
 

@@ -80,7 +80,7 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
             mesh = _own_mesh(job, own, cores, each)
         else:
             mesh = parse_mesh(
-                _given_axes(job) or _usual_axes(job, target.cores), cores, per_instance=each
+                _given_axes(job) or _usual_axes(job, cores, target.cores), cores, per_instance=each
             )
     except ShardingError as error:  # the mesh is what the user typed, not what a graph refused
         d = error.diagnostic
@@ -104,13 +104,14 @@ def layout_of(job: JobConfig, own: OwnMesh | None = None, tokens_per_sample: int
     )
 
 
-def _usual_axes(job: JobConfig, cores: int) -> dict[str, int | str]:
+def _usual_axes(job: JobConfig, cores: int, each: int) -> dict[str, int | str]:
     """The mesh of a job that names none: that of its strategy; of inference as many cores tensor
-    parallel as share an instance's `cores` and the model's heads evenly, so that each reads its own
-    part of the weights, and copies of those on the others."""
+    parallel as share the cores of an instance (`each`) and the model's heads evenly, so that each
+    reads its own part of the weights, and copies of those on the other `cores`."""
     if job.model.mode == Mode.TRAIN:
         return default_axes(job.strategy.name)
-    return {"dp_replicate": "auto", "tp": math.gcd(cores, heads_of(job))}
+    ways = math.gcd(each, heads_of(job))
+    return {"tp": ways} if ways == cores else {"dp_replicate": "auto", "tp": ways}
 
 
 def asked_batch(strategy: StrategySettings, ways: int, tokens_per_sample: int) -> int:

@@ -91,7 +91,7 @@ def check_named(job: JobConfig) -> None:
 
 _NOT_SERVED = (
     *("model.optimizer", "model.learning_rate", "model.clip"),
-    *("strategy.global_batch_tokens", "goal.tokens"),
+    *("strategy.global_batch_tokens", "goal.tokens", "run.checkpoint_every", "run.resume"),
 )
 """Keys that say something about training alone."""
 
@@ -121,14 +121,16 @@ def _check_served(job: JobConfig) -> None:
             f" got model.{named} = {getattr(model, named)}",
             hint="a function of your own compiles as it is: shardwright compile FILE, of its HLO",
         )
-    for key in _NOT_SERVED:
-        if job.value(key) != usual.value(key):
-            raise UsageError(
-                "SW_MODE",
-                f"model.mode = {model.mode} requires no setting of training, got {key} ="
-                f" {job.value(key)!r}",
-                hint="leave the setting out, or take --mode train",
-            )
+    said = [key for key in _NOT_SERVED if job.value(key) != usual.value(key)]
+    said += [key for key in ("strategy.remat",) if job.value(key) != "none"]
+    said += [key for key in job.strategy.open_keys if key not in said]
+    for key in said:
+        raise UsageError(
+            "SW_MODE",
+            f"model.mode = {model.mode} requires no setting of training, got {key} ="
+            f" {job.value(key)!r}",
+            hint="leave the setting out, or take --mode train",
+        )
 
 
 def _ours(job: JobConfig) -> TrainTask:

@@ -93,8 +93,8 @@ def crossed(part: Attention, layer: Params, x: jax.Array, given: Given, how: How
 def heads(
     part: Attention, layer: Params, made: Sequence[jax.Array], turned: Tables | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries [B, T, K, G, E], keys and values [B, S, K, E], of projections [B, ., heads * E] turned
-    by their positions."""
+    """Queries [B, T, K, G, E], keys and values [B, S, K, E], turned by their positions, of
+    projections [B, ., heads * E]."""
     a, (b, t, _) = part, made[0].shape
     q, k, v = (y.reshape(b, y.shape[1], -1, a.head_dim) for y in made)
     if a.head_norm:

@@ -318,7 +318,7 @@ def serving_task(model: Architecture, serving: Serving) -> TrainTask:
                 cache, logits = prefill(model, s.context, params, batch["tokens"], how)
             else:
                 cache, logits = decode(model, s.context, params, cache, how)
-            return params, cache, {"score": jnp.mean(jnp.max(logits, axis=-1)), "logits": logits}
+            return params, cache, {"logits": logits}
 
         return TrainTask(
             step=step,

@@ -167,7 +167,7 @@ def _rates_of_inference(report: Report) -> Rows:
     yield (
         f"{tokens_text(section)}/s",
         f"{section['tokens_per_s']:,.0f}",
-        f"{section['sequences']:,} sequences x {each:,} / {step} of the step",
+        f"{section['sequences']:,} x {each:,} tokens / {step} of the step",
     )
     moved = f"{size_text(section['weight_bytes'])} of weights and"
     moved += f" {size_text(section['cache_bytes'])} of the cache of a core"

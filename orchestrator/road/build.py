@@ -57,7 +57,7 @@ class Planned:
     name: str
     mode: Mode = Mode.TRAIN
     context: int = 0  # positions of the cache of inference
-    loss: int = 0  # which output of the graph: of inference the score
+    loss: int = 0  # which output of the graph: of inference the logits
     roles: tuple[str, ...] = ()  # of the inputs of the graph
     model: Rerolled | None = None  # the step without copies, where it has some (`TrainTask.model`)
     repeats: tuple[str, ...] = ()  # what became of repeated layers, line by line

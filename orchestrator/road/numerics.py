@@ -272,10 +272,16 @@ def run_unsharded(
     )
     return Reference(
         losses=run.losses,
-        after_one=run.states[1],
+        after_one=run.states[1] | _results(task, run.metrics),
         bound=least_bound(job),
         metrics=run.metrics,
     )
+
+
+def _results(task: TrainTask, metrics: Leaves) -> dict[str, np.ndarray]:
+    """The logits of inference, which are compared like the state."""
+    name = f"metrics/{task.mode.result}"
+    return {} if task.mode.trains else {name: metrics[name]}
 
 
 def measure_rounding(
@@ -294,14 +300,14 @@ def measure_rounding(
     batch = next(task_batches(task, run.seed, global_batch, run.data))
     given = initial_state(task, run.seed) | batch_leaves(batch)
     inputs = [given[argument.name] for argument in captured.inputs]
-    names = [result.name for result in captured.outputs]
+    names, result = [one.name for one in captured.outputs], f"metrics/{task.mode.result}"
     casts = casts_of(job.compiler)
     wanted = {**reference.after_one, **_by_step(reference.losses)}
     effects = dict.fromkeys(wanted, 0.0)
     for seed in range(SAMPLES):
         drawn = dict(zip(names, sample(graph, inputs, seed, casts), strict=True))
         state = {name: drawn[name] for name in reference.after_one}
-        losses = drawn["metrics/loss"], *_later_losses(job, task, global_batch, state)
+        losses = task.mode.number(drawn[result]), *_later_losses(job, task, global_batch, state)
         found = state | _by_step(losses)
         for name, array in wanted.items():
             effect = distance(found[name], array)
@@ -310,7 +316,7 @@ def measure_rounding(
     leaves = {name: effects[name] for name in reference.after_one}
     # Of one number a draw may happen to meet none: what rounding did before, it may do again.
     steps = accumulate((effects[_step(n)] for n in range(1, run.steps + 1)), max)
-    loss = graph.outputs[names.index("metrics/loss")]
+    loss = graph.outputs[names.index(result)]
     maker = graph.producers().get(loss)
     parts = None
     if num_microbatches > 1:

@@ -300,7 +300,9 @@ class Training:
 
     def _step(self, batch: Leaves, steps: int) -> None:
         metrics = self.run.step(batch)
-        losses = [*self.losses, float(metrics[f"metrics/{self.source.task.mode.result}"])]
+        mode = self.source.task.mode
+        result = f"metrics/{mode.result}"
+        losses = [*self.losses, mode.number(metrics[result])]
         number = len(losses)
         if number == 1:
             self.metrics = metrics
@@ -309,6 +311,8 @@ class Training:
                 kept = [b for b in kept_buffers(manifest) if b.initial == "given"]
                 names = {leaf for b in kept for leaf in manifest.user_leaves(b)}
                 self.after_one = self.run.gather(sorted(names))
+                if not mode.trains:
+                    self.after_one[result] = metrics[result]
         if self.saved.is_due(number, steps):
             path = self.saved.save(self.run, number, losses)
             self.emit("checkpoint.saved", step=number, path=str(path))
