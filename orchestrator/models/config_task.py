@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.models import config_file, decoder, llama
+from shardwright.orchestrator.models.adapters import Lora
 from shardwright.orchestrator.models.blocks import TaskOptions
 from shardwright.orchestrator.models.config_file import Config
 from shardwright.orchestrator.models.family_table import architecture_of
@@ -20,6 +21,7 @@ def train_task(
     lr: float = 3e-4,
     remat: str = "full",
     name: str = "model",
+    lora: Lora | None = None,
 ) -> TrainTask:
     """The training step of a config on byte-level text; `seq_len` 0: `usual_length`.
 
@@ -40,6 +42,7 @@ def train_task(
         lr=lr,
         remat=remat,
         dropout=model.dropout,
+        lora=lora,
         name=name,
     )
     return decoder.train_task(model, options)

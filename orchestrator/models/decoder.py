@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.models import blocks, moe
+from shardwright.orchestrator.models.adapters import product
 from shardwright.orchestrator.models.architecture import (
     Activation,
     Architecture,
@@ -156,7 +157,7 @@ def normed(norm: Norm, layer: Params, name: str, x: jax.Array) -> jax.Array:
 
 def _linear(layer: Params, name: str, x: jax.Array) -> jax.Array:
     """`x` times the matrix w<name>, and the bias b<name> where there is one."""
-    made = x @ layer[f"w{name}"].astype(x.dtype)
+    made = product(x, layer[f"w{name}"])
     return made + layer[f"b{name}"].astype(x.dtype) if f"b{name}" in layer else made
 
 

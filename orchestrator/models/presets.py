@@ -133,13 +133,28 @@ def preset_task(
     **options: Any,
 ) -> TrainTask:
     """The task of a preset; `seq_len` 0 is the longest it was trained on, a longer one has as many
-    positions (learned ones are then more parameters). `options` are optimizer, clip and lr.
-    Parameters stay fp32.
+    positions (learned ones are then more parameters). `options` are optimizer, clip, lr and lora.
+    Parameters stay fp32, unless adapters leave them frozen.
+
+    Raises: UsageError for adapters of a model that is no decoder of the family table.
     """
     config = preset_config(name)
     most = "max_position_embeddings" if name in PRESETS else "positions"
     if name in PRESETS or SIZED[name][0] in LENGTHENED:
         config[most] = max(config[most], seq_len)
+    if options.get("lora") and name in PRESETS:
+        from shardwright.orchestrator.models import config_task
+
+        built = {"dtype": dtype, "remat": remat, "name": name, **options}
+        return config_task.train_task(config, seq_len=seq_len or config[most], **built)
+    if options.get("lora"):
+        raise UsageError(
+            "SW_LORA_MODEL",
+            f"adapters (model.lora_r) require one of {', '.join(PRESETS)} or a config.json of a"
+            f" decoder, got {name}",
+            hint="take one of these, or write the step yourself (examples/dpo)",
+        )
+    options.pop("lora", None)
     if name in PRESETS:
         from shardwright.orchestrator.models import llama
 
