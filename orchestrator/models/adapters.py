@@ -82,7 +82,7 @@ class Adapted:
 
 
 def product(x: jax.Array, matrix: Any) -> jax.Array:
-    """`x` times a matrix [in, out]: a plain one, one in int8 (`stored`), or one with an adapter."""
+    """`x` times a matrix [in, out]: one with an adapter, one in int8 (`stored`), or a plain one."""
     if isinstance(matrix, Adapted):
         low = x @ matrix.a.astype(x.dtype)
         return product(x, matrix.matrix) + (low @ matrix.b.astype(x.dtype)) * matrix.scale

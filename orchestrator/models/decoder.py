@@ -157,7 +157,9 @@ def normed(norm: Norm, layer: Params, name: str, x: jax.Array) -> jax.Array:
 
 def _linear(layer: Params, name: str, x: jax.Array) -> jax.Array:
     """`x` times the matrix w<name>, and the bias b<name> where there is one."""
-    made = product(x, layer[f"w{name}"])
+    matrix = layer[f"w{name}"]
+    is_plain = isinstance(matrix, jax.Array)
+    made = x @ matrix.astype(x.dtype) if is_plain else product(x, matrix)
     return made + layer[f"b{name}"].astype(x.dtype) if f"b{name}" in layer else made
 
 

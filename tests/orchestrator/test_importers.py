@@ -160,6 +160,20 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mesh.tp": 32,
         },
     ),
+    "NxDT Llama 3 8B LoRA": (
+        "nxdt",
+        "nxdt_llama3_8b_lora.yaml",
+        {
+            "model.preset": "llama3-8b",
+            "model.lora_r": 16,
+            "model.lora_alpha": 32.0,
+            "model.lora_targets": ("q_proj", "k_proj", "v_proj"),
+            "cluster.instances": 1,
+            "strategy.global_batch": 64,
+            "strategy.zero": 0,
+            "mesh.tp": 32,
+        },
+    ),
     "NxDT Llama 3 70B": (
         "nxdt",
         "nxdt_llama3_70b.yaml",
@@ -427,8 +441,10 @@ REFUSED = [
     ("nxdt", {"model": {"num_layers": 32, "moe": {"num_experts": 8}}}, 4,
      "model.moe.num_experts requires nothing, got 8: experts are not built from this"
      " configuration"),
-    ("nxdt", {"model": {"num_layers": 32, "peft": {"lora_rank": 16}}}, 4,
-     "model.peft.lora_rank requires nothing, got 16: adapters hold other state than a whole model"),
+    ("nxdt", {"model": {"num_layers": 32, "peft": {"lora_rank": 16, "lora_bias": "all"}}}, 5,
+     "model.peft.lora_bias requires none, got all: adapters have no biases here"),
+    ("nxdt", {"model": {"num_layers": 32, "peft": {"target_modules": "qkv_proj"}}}, 4,
+     "model.peft.target_modules requires a list of projections, got qkv_proj"),
     ("nxdt", {"precision": {"type": "bf16SR"}}, 2,
      "precision.type requires one of mixed_precision, mixed_precisionSR, autocast, fp32, got"
      " bf16SR"),
