@@ -43,6 +43,14 @@ def named(default: str, names: Callable[[], Iterable[str]]) -> Any:
     return field(default=default, metadata={"names": names})
 
 
+def _read_names(value: Any) -> tuple[str, ...] | None:
+    """Names between commas, or a list of TOML."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(name.strip() for name in names) or None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `recipe`."""
@@ -83,6 +91,23 @@ class ModelConfig:
     learning_rate: float = 1e-3
     clip: float = 1.0
     """Global gradient norm; 0 turns clipping off."""
+
+    lora_r: int = limited(0, 0, MOST)
+    """Rank of low-rank adapters (LoRA), which are trained in place of the model; 0: none, the model
+    is (docs/lora.md)."""
+
+    lora_alpha: float = limited(0.0, 0.0, 1e9)
+    """Adapters are multiplied with `lora_alpha / lora_r`; 0: twice the rank."""
+
+    lora_targets: tuple[str, ...] = field(
+        default=("all-linear",),
+        metadata={"read": _read_names, "form": "names of projections, q_proj,v_proj or a list"},
+    )
+    """Projections that get an adapter, by the names of PEFT's `target_modules`: q_proj, k_proj,
+    v_proj, o_proj, gate_proj, up_proj, down_proj, or all-linear."""
+
+    lora_base: str = choice("bfloat16", "float32", "bfloat16", "int8")
+    """How the frozen model is stored; int8: the matrices of layers, with a scale per column."""
 
     generator: str = choice("auto", "auto", "threefry2x32", "rbg", "unsafe_rbg")
     """What draws random numbers of your own step (`entry`) where its code names no generator. auto:

@@ -50,6 +50,7 @@ _FLAGS = {
     "mode": ("model.mode", "what a step does"),
     "seq-len": ("model.seq_len", "tokens per sample"),
     "dtype": ("model.dtype", "compute type; auto: as the model says"),
+    "lora": ("model.lora_r", "rank of low-rank adapters, trained in place of the model; 0: none"),
     "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),
     "global-batch": ("strategy.global_batch", "samples per step; of inference sequences"),
     "global-batch-tokens": ("strategy.global_batch_tokens", "the same in tokens, for example 4Mi"),

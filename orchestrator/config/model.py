@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.task import Mode, TrainTask, entry_names, load_task
@@ -18,6 +18,9 @@ from shardwright.compiler.support.documents import parse_json, read_text
 from shardwright.orchestrator.config.config import JobConfig, Keys
 from shardwright.orchestrator.models.presets import preset_config, preset_task
 from shardwright.orchestrator.validation.recipes import recipe
+
+if TYPE_CHECKING:
+    from shardwright.orchestrator.models.adapters import Lora
 
 MODELS = ("preset", "config", "entry", "hlo", "recipe")
 """The keys of `[model]` that name one."""
@@ -173,7 +176,8 @@ def _of_file(job: JobConfig, made: Callable[[dict[str, Any], str], TrainTask]) -
 
 _OF_OUR_STEPS = (
     *("model.seq_len", "model.dtype", "model.optimizer", "model.learning_rate", "model.clip"),
-    "strategy.remat",
+    *("strategy.remat", "model.lora_r", "model.lora_alpha", "model.lora_targets"),
+    "model.lora_base",
 )
 """Keys that say how a step of ours is built; the user's own function may take them as arguments."""
 
@@ -246,12 +250,31 @@ def compute_type(job: JobConfig) -> str:
 def _options(job: JobConfig) -> dict[str, Any]:
     model = job.model
     return {
+        "lora": _lora(job),
         "dtype": _DTYPES[compute_type(job)],
         "optimizer": model.optimizer,
         "clip": model.clip,
         "lr": model.learning_rate,
         "remat": job.strategy.remat,
     }
+
+
+def _lora(job: JobConfig) -> Lora | None:
+    """The adapters of a job. Raises UsageError for what is said about adapters that are none."""
+    model, usual = job.model, JobConfig().model
+    if not model.lora_r:
+        for name in ("lora_alpha", "lora_targets", "lora_base"):
+            if getattr(model, name) != getattr(usual, name):
+                raise UsageError(
+                    "SW_MODEL_SETTING",
+                    f"model.{name} requires adapters, got model.lora_r = 0",
+                    hint="say their rank: --lora 16",
+                )
+        return None
+    from shardwright.orchestrator.models.adapters import Lora
+
+    alpha = model.lora_alpha or 2.0 * model.lora_r
+    return Lora(r=model.lora_r, alpha=alpha, targets=model.lora_targets, base=model.lora_base)
 
 
 def is_text(config: str) -> bool:

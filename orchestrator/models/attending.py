@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.orchestrator.models import blocks
+from shardwright.orchestrator.models.adapters import product
 from shardwright.orchestrator.models.architecture import (
     Attention,
     LatentAttention,
@@ -59,7 +60,9 @@ def normed(norm: Norm, layer: Params, name: str, x: jax.Array) -> jax.Array:
 
 def linear(layer: Params, name: str, x: jax.Array) -> jax.Array:
     """`x` times the matrix w<name>, and the bias b<name> where there is one."""
-    made = x @ layer[f"w{name}"].astype(x.dtype)
+    matrix = layer[f"w{name}"]
+    is_plain = isinstance(matrix, jax.Array)
+    made = x @ matrix.astype(x.dtype) if is_plain else product(x, matrix)
     return made + layer[f"b{name}"].astype(x.dtype) if f"b{name}" in layer else made
 
 

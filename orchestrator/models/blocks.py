@@ -19,7 +19,8 @@ import optax
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
-from shardwright.orchestrator.models import config_file, text
+from shardwright.orchestrator.models import adapters, config_file, text
+from shardwright.orchestrator.models.adapters import Lora
 from shardwright.orchestrator.models.layers import (
     EXACT,
     INIT_STD,
@@ -209,6 +210,8 @@ class TaskOptions:
     dropout: float = 0.0
     """Share of elements that are dropped: of embeddings, attention weights, and what attention and
     MLP add to the residual (`hidden_dropout_prob` and `attention_probs_dropout_prob` of BERT)."""
+    lora: Lora | None = None
+    """Adapters to train, where the model itself is frozen."""
     one_hot_loss: bool = False
     """Whether the loss finds targets by one-hot rows (`cross_entropy`)."""
     name: str = "step"
@@ -268,34 +271,44 @@ def sample_task(
     trained: Params | None = None,
 ) -> TrainTask:
     """The training step of a model on `samples`, its parameters stored as the precision says; with
-    dropout its state has a seed and counts steps. `trained` says of every parameter whether it is;
-    the loss has no gradient of the others.
+    dropout its state has a seed and counts steps, with adapters it has what is frozen. `trained`
+    says of every parameter whether it is; the loss has no gradient of the others.
     """
     chain = make_optimizer(options.optimizer, options.lr, options.clip)
-    chain = optax.masked(chain, trained) if trained else chain
+    lora = options.lora
+    held = ("frozen",) if lora else ()
+    chain = optax.masked(chain, trained) if trained and not lora else chain
 
     def task(precision: Precision) -> TrainTask:
         def init(key: jax.Array) -> tuple[Any, ...]:
             made = init_params(key)
-            params = jax.tree.map(lambda leaf: leaf.astype(precision.param_dtype), made)
             rng = (Dropout.first_state(key),) if options.dropout else ()
+            if lora:
+                own = adapters.adapters(lora, made, jax.random.fold_in(key, 1))
+                return own, adapters.stored(lora, made), chain.init(own), *rng
+            params = jax.tree.map(lambda leaf: leaf.astype(precision.param_dtype), made)
             return params, chain.init(params), *rng
 
-        def step(params: Params, opt_state: Any, *rest: Any) -> Any:
-            *rng, batch = rest
+        def step(params: Params, *rest: Any) -> Any:
+            frozen, (opt_state, *rng, batch) = rest[: len(held)], rest[len(held) :]
             drop = Dropout(rate=options.dropout, state=rng[0]) if rng else NO_DROPOUT
             how = How(precision, options.remat, drop)
-            value, grads = jax.value_and_grad(lambda p: loss(p, batch, how))(params)
+
+            def value_of(p: Params) -> jax.Array:
+                return loss(adapters.adapted(lora, frozen[0], p) if lora else p, batch, how)
+
+            value, grads = jax.value_and_grad(value_of)(params)
             updates, opt_state = chain.update(grads, opt_state, params)
             after = (drop.next_state(),) if rng else ()
-            return optax.apply_updates(params, updates), opt_state, *after, {"loss": value}
+            params = optax.apply_updates(params, updates)
+            return params, *frozen, opt_state, *after, {"loss": value}
 
         return TrainTask(
             step=step,
             init=init,
             batch=samples.batch,
             batches=samples.batches,
-            state_names=("params", "opt_state", *(("rng",) if options.dropout else ())),
+            state_names=("params", *held, "opt_state", *(("rng",) if options.dropout else ())),
             tokens_per_sample=samples.tokens,
             full_precision=None if precision == EXACT else task(EXACT),
             name=options.name,

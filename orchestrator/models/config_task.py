@@ -7,6 +7,7 @@ from dataclasses import replace
 from shardwright.compiler.diagnostics import Diagnostic, UsageError
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.models import config_file, decoder
+from shardwright.orchestrator.models.adapters import Lora
 from shardwright.orchestrator.models.architecture import Architecture
 from shardwright.orchestrator.models.blocks import TaskOptions
 from shardwright.orchestrator.models.config_file import Config
@@ -26,6 +27,7 @@ def train_task(
     lr: float = 3e-4,
     remat: str = "full",
     name: str = "model",
+    lora: Lora | None = None,
 ) -> TrainTask:
     """The training step of a config on byte-level text; `seq_len` 0: `usual_length`.
 
@@ -48,6 +50,7 @@ def train_task(
         lr=lr,
         remat=remat,
         dropout=model.dropout,
+        lora=lora,
         name=name,
     )
     task = decoder.train_task(model, options)

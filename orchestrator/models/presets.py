@@ -133,8 +133,10 @@ def preset_task(
     **options: Any,
 ) -> TrainTask:
     """The task of a preset; `seq_len` 0 is the longest it was trained on, a longer one has as many
-    positions (learned ones are then more parameters). `options` are optimizer, clip and lr.
-    Parameters stay fp32.
+    positions (learned ones are then more parameters). `options` are optimizer, clip, lr and lora.
+    Parameters stay fp32, unless adapters leave them frozen.
+
+    Raises: UsageError for adapters of a model that is no decoder of the family table.
     """
     config = preset_config(name)
     most = "max_position_embeddings" if name in PRESETS else "positions"
@@ -145,6 +147,13 @@ def preset_task(
 
         options |= {"dtype": dtype, "remat": remat}
         return train_task(config, seq_len=seq_len, name=name, **options)
+    if options.get("lora"):
+        raise UsageError(
+            "SW_LORA_MODEL",
+            f"adapters (model.lora_r) require one of {', '.join(PRESETS)} or a config.json of a"
+            f" decoder, got {name}",
+            hint="take one of these, or write the step yourself (examples/dpo)",
+        )
     from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
     from shardwright.orchestrator.models.families import family_task
     from shardwright.orchestrator.models.layers import Precision

@@ -31,6 +31,7 @@ from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.explain_imported import explain
 from shardwright.orchestrator.road import build
 from shardwright.orchestrator.road.units import unit_service
+from tests.support.cells import long_in_matrix
 
 FOLDER = Path(__file__).parent / "imported"
 
@@ -176,6 +177,20 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mesh.tp": 32,
         },
     ),
+    "NxDT Llama 3 8B LoRA": (
+        "nxdt",
+        "nxdt_llama3_8b_lora.yaml",
+        {
+            "model.preset": "llama3-8b",
+            "model.lora_r": 16,
+            "model.lora_alpha": 32.0,
+            "model.lora_targets": ("q_proj", "k_proj", "v_proj"),
+            "cluster.instances": 1,
+            "strategy.global_batch": 64,
+            "strategy.zero": 0,
+            "mesh.tp": 32,
+        },
+    ),
     "NxDT Llama 3 70B": (
         "nxdt",
         "nxdt_llama3_70b.yaml",
@@ -231,6 +246,7 @@ COUNTERPARTS = {
     "Megatron Llama 3 8B": (*TP8, "--remat", "full"),
     "Megatron GPT 345M": (),
     "NxDT Llama 3 8B": (),
+    "NxDT Llama 3 8B LoRA": (),
     "NxDT Llama 3 70B": (),
     "NxDT Llama 2 7B": (),
 }
@@ -528,8 +544,10 @@ REFUSED = [
      "num_layers requires a whole number from 1 to 2147483647, got $N"),
     ("nxdt", {"model": {"num_layers": 32, "moe": {"frequency": 2}}}, 4,
      "model.moe.frequency requires 1, got 2: all layers have experts here"),
-    ("nxdt", {"model": {"num_layers": 32, "peft": {"lora_rank": 16}}}, 4,
-     "model.peft.lora_rank requires nothing, got 16: adapters hold other state than a whole model"),
+    ("nxdt", {"model": {"num_layers": 32, "peft": {"lora_rank": 16, "lora_bias": "all"}}}, 5,
+     "model.peft.lora_bias requires none, got all: adapters have no biases here"),
+    ("nxdt", {"model": {"num_layers": 32, "peft": {"target_modules": "qkv_proj"}}}, 4,
+     "model.peft.target_modules requires a list of projections, got qkv_proj"),
     ("nxdt", {"precision": {"type": "bf16SR"}}, 2,
      "precision.type requires one of mixed_precision, mixed_precisionSR, autocast, fp32, got"
      " bf16SR"),
@@ -665,9 +683,11 @@ def test_an_example_is_partitioned_and_estimated(name: str) -> None:
     assert ready.plan.footprint.peak_bytes < ready.layout.target.limit_bytes
 
 
-@pytest.mark.matrix
+RARE = ("NxDT Llama 3 8B LoRA",)
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", long_in_matrix(EXAMPLES, EXAMPLES.keys() - RARE, RARE))
 def test_a_public_example_fits(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     project, file, _ = EXAMPLES[name]
     words = ["plan", "--from", project, str(FOLDER / file), "--tries", "0", "--json"]

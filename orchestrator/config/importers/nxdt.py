@@ -23,6 +23,7 @@ from shardwright.orchestrator.config.importers.shapes import (
 )
 from shardwright.orchestrator.config.importers.table import (
     Reading,
+    Row,
     Table,
     instead,
     key,
@@ -45,6 +46,33 @@ _MADE = nothing("which kernel computes it: the compiler's choice here")
 _PRECISION = nothing("of precision.type manual alone")
 _OWN = "give the model as an entry of your own (docs/own-step.md)"
 _DROPPED = instead(0, assumes="{name} {value}: nothing is dropped, so no masks are drawn")
+
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Projections that are one matrix in this project -> what they are here."""
+
+
+def _targets(value: Any) -> tuple[str, ...]:
+    """`target_modules` of adapters."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError("a list of projections")
+    return tuple(part for name in value for part in _FUSED.get(name, (name,)))
+
+
+def _adapters(above: str) -> dict[str, Row]:
+    """The rows of the table `peft`, which lies in another in some releases."""
+    rows = {
+        "lora_rank": key("model.lora_r", whole(1)),
+        "lora_alpha": key("model.lora_alpha", real),
+        "target_modules": key("model.lora_targets", _targets),
+        "lora_dropout": _DROPPED,
+        "lora_bias": only("none", says="adapters have no biases here", hint="leave it out"),
+        "*": _LOG,
+    }
+    return {f"{above}.peft.{name}": row for name, row in rows.items()}
+
 
 TABLE: Table = MappingProxyType(
     {
@@ -121,10 +149,7 @@ TABLE: Table = MappingProxyType(
         "model.moe.router_aux_loss_coef": instead(
             0, assumes="{name} {value}: the loss that balances experts is not computed"
         ),
-        "model.peft.*": only(
-            says="adapters hold other state than a whole model",
-            hint="leave peft out to plan training of all parameters",
-        ),
+        **_adapters("model"),
         "model.weight_init_only": _START,
         "model.fuse_qkv": nothing("projections are products of their own, with the same numbers"),
         "model.qkv_linear": nothing("heads of keys are repeated as tp asks"),
@@ -169,6 +194,7 @@ TABLE: Table = MappingProxyType(
             _RATE,
         ),
         "model_alignment_strategy.sft.*": nothing("how samples are cut"),
+        **_adapters("model_alignment_strategy"),
         "model_alignment_strategy.*": only(
             says="preferences take two forward passes",
             hint="plan the step as an entry of your own (docs/own-step.md)",
