@@ -28,6 +28,7 @@ from shardwright.compiler.frontend.programs import (
 )
 from shardwright.compiler.frontend.roles import check_parameters, role_of
 from shardwright.compiler.frontend.state import array_step, named_leaves, state_tree
+from shardwright.compiler.frontend.step_form import normal
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.user_code import called
 
@@ -51,7 +52,8 @@ class Captured:
 
     `artifact` is a StableHLO portable artifact with locations and without CHLO. `inputs` and
     `outputs` are in the order of the module's arguments and results. `aliases` pairs (input,
-    output) that are the same state before and after.
+    output) that are the same state before and after. `told` is how the step was found to be called
+    and to answer, where that is not as usual.
     """
 
     artifact: bytes
@@ -61,6 +63,7 @@ class Captured:
     batch_size: int
     name: str = "step"
     findings: tuple[Diagnostic, ...] = ()
+    told: tuple[str, ...] = ()
 
 
 def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Captured:
@@ -74,15 +77,17 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
 
     if task.captured is not None:
         return task.captured(batch_size)
+    task = normal(task)
     with _users_line("init", base_dir):
         tree = state_tree(task)
     with _users_line("batch", base_dir):
         batch = task.batch(batch_size)
     before, samples = _state_leaves(task, tree.arrays), _batch_infos(task, batch, batch_size)
-    jitted = jax.jit(array_step(task, tree), keep_unused=True)
+    said: list[str] = []
+    jitted = jax.jit(array_step(task, tree, said), keep_unused=True)
     with _users_line("step", base_dir):
         traced = jitted.trace(*tree.arrays, batch)
-    new_state, metrics = split_results(task, traced.out_info)
+    *new_state, metrics = traced.out_info
     after = _state_leaves(task, new_state)
     measured = [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
     _check_state(before, after)
@@ -99,7 +104,8 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     findings = (*dropped, *manual_parts(traced.jaxpr, base_dir))
     inputs, outputs = (*state, *samples), (*state, *measured)
     artifact = _portable(module)
-    return Captured(artifact, inputs, outputs, aliases, batch_size, task.name, findings)
+    told = tuple(said)
+    return Captured(artifact, inputs, outputs, aliases, batch_size, task.name, findings, told)
 
 
 def _users_line(what: str, base_dir: str | None) -> AbstractContextManager[None]:
@@ -147,26 +153,6 @@ def _portable(module: Any) -> bytes:
         stream = io.BytesIO()
         module.operation.write_bytecode(stream)
     return serialize_portable(stream.getvalue())
-
-
-def split_results(task: TrainTask, results: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(state, metrics) of what `task.step` returned; a scalar is the loss. Raises UsageError."""
-    count = len(task.state_names)
-    if not isinstance(results, tuple) or len(results) != count + 1:
-        raise UsageError(
-            "SW_TASK_RESULT",
-            f"step requires a result of ({', '.join(task.state_names)}, metrics), got "
-            f"{type(results).__name__}"
-            + (f" of {len(results)}" if isinstance(results, tuple) else ""),
-        )
-    metrics = results[count]
-    if not isinstance(metrics, dict):
-        metrics = {"loss": metrics}
-    if "loss" not in metrics or getattr(metrics["loss"], "shape", None) != ():
-        raise UsageError(
-            "SW_TASK_RESULT", f"step requires a scalar metric `loss`, got metrics {sorted(metrics)}"
-        )
-    return results[:count], metrics
 
 
 def _info(name: str, role: str, leaf: Any, batch_dim: int | None = None) -> ArgInfo:

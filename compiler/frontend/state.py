@@ -15,6 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.step_form import (
+    Part,
+    arguments,
+    next_keys,
+    sort_results,
+    told,
+)
 from shardwright.compiler.frontend.task import TrainTask
 
 
@@ -131,29 +138,33 @@ def split_state(task: TrainTask, state: Any) -> StateTree:
     return StateTree(tuple(p for p, _ in pairs), tuple(arrays for _, arrays in pairs))
 
 
-def array_step(task: TrainTask, tree: StateTree) -> Callable[..., Any]:
-    """The task's step on arrays; called `step`, so that every name stack begins with `jit(step)`.
+def array_step(
+    task: TrainTask, tree: StateTree, said: list[str] | None = None
+) -> Callable[..., Any]:
+    """The step of a `normal` task on arrays, `(*state, batch) -> (*state, metrics)`, the metrics by
+    path; called `step`, so that every name stack begins with `jit(step)`. `said` is told what was
+    found otherwise than usual.
 
-    It raises UsageError when what is no array comes back changed.
+    It raises UsageError when what is no array comes back changed, and as `sort_results`.
     """
-    import jax
-
-    count = len(task.state_names)
+    names, fresh = task.state_names, task.fresh_keys
 
     def step(*args: Any) -> Any:
-        results = task.step(*tree.whole(args[:count]), *args[count:])
-        if not isinstance(results, tuple) or len(results) != count + 1:
-            return results  # which `split_results` refuses
-        after = split_state(task, results[:count])
-        _check_kept(tree.kept, after.kept)
-        return (*after.arrays, jax.tree.map(_with_elements, results[count]))
+        before = dict(zip(names, tree.whole(args[: len(names)]), strict=True))
+        parts = [Part.of(name, before[name]) for name in names if name not in fresh]
+        onward = {}
+        for name in fresh:
+            before[name], onward[name] = next_keys(before[name])
+        results = task.step(*arguments(task, before, args[len(names)]))
+        found = sort_results(parts, results, task.results, task.loss)
+        if said is not None:
+            said[:] = told(task, parts, found)
+        after = before | onward | dict(found.state)
+        split = split_state(task, tuple(after[name] for name in names))
+        _check_kept(tree.kept, split.kept)
+        return (*split.arrays, found.named_metrics)
 
     return step
-
-
-def _with_elements(leaf: Any) -> Any:
-    """A metric; None where it has no elements, so that it is none."""
-    return leaf if math.prod(getattr(leaf, "shape", ())) else None
 
 
 def _check_kept(before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from shardwright.compiler.frontend.user_code import called
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.capture import Captured
 
+BATCH = "batch"
 BatchFactory = Callable[[int, int, str | None], Iterator[Any]]
 
 
@@ -32,8 +33,13 @@ class TrainTask:
 
     `step(*state, batch) -> (*state, metrics)`: pure, traces at any batch size, returns the state
     with unchanged types;
-    `metrics` is a scalar loss or a dict with the key `loss`. The loss and gradients are means over
-    the samples, so that micro-batches average.
+    `metrics` is a scalar loss or a pytree with a scalar `loss`. The loss and gradients are means
+    over the samples, so that micro-batches average. A step may take the batch as several arguments,
+    and keys that it does not return, and return the same in another way: `step_form.py` finds what
+    is what, unless it is said. `arguments` is what the step takes, in order: names of the state's
+    parts, "batch", or pieces of it ("batch/x"); any other name is a key, a fresh one per step.
+    `results` names what it returns, a tuple ("params", "opt_state", "metrics"), and `loss` is the
+    path of the loss among the metrics. `fresh_keys` are the parts of the state that are such keys.
     `init(key) -> state` (a tuple) draws the first state from a `jax.random.key`. Without it the
     task is timing-only and
     `state` gives the tuple of pytrees of `jax.ShapeDtypeStruct`.
@@ -42,6 +48,7 @@ class TrainTask:
     `batches(seed, n, data)` iterates over NumPy pytrees of `n` samples; `data` is `[run] data` of
     the job. What leaves of the state are is found by name and use (`roles.py`); `roles` says it by
     path or path prefix ("state/step" -> "optimizer").
+    `samples` is how many the batch has that the user's example is of; 0 where there is none.
     `captured` is there instead of the functions where the step comes as a file (`module_task.py`):
     the capture of `n` samples.
     `full_precision` is the same task computed in fp32: what runs of a bf16 task are compared with.
@@ -55,7 +62,12 @@ class TrainTask:
     state: tuple[Any, ...] | None = None
     batches: BatchFactory | None = None
     state_names: tuple[str, ...] = ("params", "opt_state")
+    arguments: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    loss: str = ""
+    fresh_keys: tuple[str, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
+    samples: int = 0
     batch_dim: int = 0
     tokens_per_sample: int = 1
     full_precision: TrainTask | None = None

@@ -132,7 +132,7 @@ def _changes_a_type(params: Any, opt_state: Any, batch: Any) -> Any:
 
 
 def _returns_no_loss(params: Any, opt_state: Any, batch: Any) -> Any:
-    return params, opt_state, {"accuracy": jnp.float32(0)}
+    return params, opt_state, {"right": jnp.int32(0)}
 
 
 def _returns_a_pair(params: Any, opt_state: Any, batch: Any) -> Any:
@@ -201,8 +201,8 @@ def test_what_other_functions_of_a_task_raise_is_shown_too() -> None:
         ({"init": lambda key: {"w": key}}, "SW_TASK_STATE", r"tuple of 2 \(params, opt_state\)"),
         ({"step": _loses_a_leaf}, "SW_TASK_RESULT", "params/layers/0 back"),
         ({"step": _changes_a_type}, "SW_TASK_RESULT", r"params/w back as f32\[3, 2\], got .*bf16"),
-        ({"step": _returns_no_loss}, "SW_TASK_RESULT", "scalar metric `loss`"),
-        ({"step": _returns_a_pair}, "SW_TASK_RESULT", "got tuple of 2"),
+        ({"step": _returns_no_loss}, "SW_TASK_RESULT", r"`loss` .* none among right i32\[\]"),
+        ({"step": _returns_a_pair}, "SW_TASK_RESULT", "none among a result of type tuple"),
         ({"batch": lambda n: {"x": SEVEN_ROWS}}, "SW_TASK_BATCH", "dim 0 of 5"),
         ({"roles": {"params": "weights"}}, "SW_TASK_ROLE", "weights"),
     ],

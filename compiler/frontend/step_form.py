@@ -1,0 +1,414 @@
+"""How a step is called, and which of its results is what.
+
+A task's step is `(*state, batch) -> (*state, metrics)`. People write others as well: the batch as
+several arguments, a key that is not returned, the loss before the state. How a step is called is
+read from its signature; what its results are is found while it is traced, by names, shapes and
+types: a result with those of a part of the state is its next value, the rest are metrics, and one
+of them is the loss. What is found otherwise than usual is told (`told`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.task import BATCH, TrainTask
+
+LOSS = "loss"
+MOST_SHOWN = 6  # results that a message lists (our choice)
+_KEY = re.compile(r"(^|_)(p?rngs?|keys?)(_|$)")
+"""What arguments that are keys of random numbers are called."""
+
+Leaf = tuple[str, Any, Any]
+"""Path of a leaf in its pytree, and its shape and element type; both None where it is no array."""
+Signature = tuple[Leaf, ...]
+
+
+def is_key_name(name: str) -> bool:
+    """Whether an argument is called as keys of random numbers are."""
+    return _KEY.search(name) is not None
+
+
+def normal(task: TrainTask) -> TrainTask:
+    """The task with `arguments`, and with a key for each argument that its step is not given."""
+    if task.captured is not None:
+        return task
+    sources = task.arguments or _sources(task)
+    fresh = tuple(s for s in sources if s not in task.state_names and not is_of_batch(s))
+    found = task if task.arguments else replace(task, arguments=sources)
+    return with_keys(found, fresh) if fresh else found
+
+
+def is_of_batch(source: str) -> bool:
+    """Whether an entry of `TrainTask.arguments` is the batch, or a piece of it."""
+    return source.partition("/")[0] == BATCH
+
+
+def with_keys(task: TrainTask, fresh: Sequence[str]) -> TrainTask:
+    """The task with a typed key for each of `fresh` in its state."""
+    import jax
+
+    init, count = task.init, len(fresh)
+
+    def keys(key: Any) -> tuple[Any, ...]:
+        return tuple(jax.random.fold_in(key, n) for n in range(count))
+
+    def begun(key: Any) -> tuple[Any, ...]:
+        assert init is not None
+        return (*init(key), *keys(key))
+
+    state = task.state
+    if state is not None:
+        state = (*state, *jax.eval_shape(lambda: keys(jax.random.key(0))))
+    return replace(
+        task,
+        init=init and begun,
+        state=state,
+        state_names=(*task.state_names, *fresh),
+        fresh_keys=(*task.fresh_keys, *fresh),
+    )
+
+
+def _sources(task: TrainTask) -> tuple[str, ...]:
+    """What a step takes: its state, then a batch, unless its signature has more arguments."""
+    names, usual = required_arguments(task.step), (*task.state_names, BATCH)
+    if len(names) <= len(usual):
+        return usual
+    count = len(task.state_names)
+    by_name = set(task.state_names) <= set(names)
+    is_state = [name in task.state_names if by_name else n < count for n, name in enumerate(names)]
+    rest = [name for name, own in zip(names, is_state, strict=True) if not own]
+    pieces = [name for name in rest if not is_key_name(name)]
+    source = {name: f"{BATCH}/{name}" if len(pieces) > 1 else BATCH for name in pieces}
+    state = iter(task.state_names)
+    return tuple(
+        (name if by_name else next(state)) if own else source.get(name, name)
+        for name, own in zip(names, is_state, strict=True)
+    )
+
+
+def required_arguments(step: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that a step cannot do without; none where that is not known."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
+
+
+def arguments(task: TrainTask, state: Mapping[str, Any], batch: Any) -> Iterator[Any]:
+    """What the step is called with, in order."""
+    pieces = [source for source in task.arguments if is_of_batch(source)]
+    for source in task.arguments:
+        if not is_of_batch(source):
+            yield state[source]
+        elif source == BATCH:
+            yield batch
+        else:
+            name = source.partition("/")[2]
+            yield batch[name if isinstance(batch, Mapping) else pieces.index(source)]
+
+
+def next_keys(keys: Any) -> tuple[Any, Any]:
+    """(keys to be used, keys to go on from) of a pytree of keys, typed or raw."""
+    import jax
+
+    def split(leaf: Any) -> Any:
+        typed = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        every = jax.random.split
+        for _ in range(leaf.ndim - (not typed)):
+            every = jax.vmap(every, out_axes=1)
+        return every(leaf)
+
+    both = jax.tree.map(split, keys)
+    own, onward = (jax.tree.map(lambda leaf, n=n: leaf[n], both) for n in (0, 1))
+    return own, onward
+
+
+def signature(tree: Any) -> Signature:
+    """Paths, shapes and element types of a pytree's leaves."""
+    from shardwright.compiler.frontend.state import named_leaves
+
+    return tuple((name, *_form(leaf)) for name, leaf in named_leaves("", tree))
+
+
+def _form(leaf: Any) -> tuple[Any, Any]:
+    import jax
+
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
+        return tuple(leaf.shape), str(leaf.dtype)
+    if isinstance(leaf, bool | int | float | complex):
+        return (), str(jax.numpy.result_type(leaf))
+    return None, None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the state as a step is given it: its name, what its leaves are, and whether a step
+    may change it in place, as objects of `flax.nnx`."""
+
+    name: str
+    leaves: Signature
+    tree: Any  # the structure, by which parts without leaves are told apart
+    is_mutable: bool
+
+    @classmethod
+    def of(cls, name: str, tree: Any) -> Part:
+        """The part of a state that is `tree`."""
+        import jax
+
+        return cls(name, signature(tree), jax.tree.structure(tree), _is_mutable(tree))
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is one floating-point scalar, as a loss is too."""
+        return len(self.leaves) == 1 and _is_scalar(self.leaves[0])
+
+    def is_like(self, node: Any, leaves: Signature) -> bool:
+        """Whether a node of the results, whose leaves are given, may be its next value."""
+        import jax
+
+        return leaves == self.leaves and (bool(leaves) or jax.tree.structure(node) == self.tree)
+
+
+def _is_mutable(tree: Any) -> bool:
+    """Whether a pytree has objects of `flax.nnx` in it, which steps change in place."""
+    import jax
+
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return False
+    found = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, nnx.Pytree))
+    return any(isinstance(node, nnx.Pytree) for node in found)
+
+
+def _is_scalar(leaf: Leaf) -> bool:
+    return leaf[1] == () and "float" in str(leaf[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """What a step returned: the next value by part of the state, the metrics by path, and which of
+    those is the loss."""
+
+    state: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+    loss: str
+
+    @property
+    def named_metrics(self) -> dict[str, Any]:
+        """The metrics with the loss as `loss`."""
+        rest = {name: leaf for name, leaf in self.metrics.items() if name not in (self.loss, LOSS)}
+        return {**rest, LOSS: self.metrics[self.loss]}
+
+
+def sort_results(
+    parts: Sequence[Part], results: Any, given: Sequence[str] = (), loss: str = ""
+) -> Sorted:
+    """Say which of a step's results is what. `given` names them in order, where they are a tuple
+    and are not to be found; `loss` is the path of the loss among the metrics.
+
+    Raises: UsageError when a part comes back as something else, or there is no loss.
+    """
+    items = _items(parts, results)
+    if given:
+        taken = _as_given(parts, results, given)
+        items = [item for item in items if not _is_below(item.path, set(taken.values()))]
+        state = {name: results[int(path)] for name, path in taken.items()}
+    else:
+        found = _taken(parts, items)
+        state = {name: items[n].node for name, n in found.items()}
+        items = [item for n, item in enumerate(items) if n not in found.values()]
+        _check_meant([p for p in parts if p.name not in state and not p.is_mutable], items)
+    metrics = _metrics(items)
+    return Sorted(state, metrics, _loss(metrics, loss, results))
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A node of the results that may be a part of the state, or a leaf."""
+
+    path: str
+    node: Any
+    leaves: Signature
+
+    @property
+    def is_number(self) -> bool:
+        return len(self.leaves) == 1 and _is_scalar(self.leaves[0])
+
+
+def _items(parts: Sequence[Part], results: Any) -> list[_Item]:
+    """The results, down to nodes that are like a part of the state, else to leaves."""
+    import jax
+
+    def is_part(node: Any) -> bool:
+        leaves = signature(node)
+        return any(part.is_like(node, leaves) for part in parts)
+
+    def text(path: Any) -> str:
+        return "/".join(str(jax.tree_util.keystr((key,), simple=True)) for key in path)
+
+    rows = jax.tree_util.tree_flatten_with_path(results, is_leaf=is_part)[0]
+    return [_Item(text(path), node, signature(node)) for path, node in rows]
+
+
+def _taken(parts: Sequence[Part], items: Sequence[_Item]) -> dict[str, int]:
+    """Which item is the next value of which part: of several alike the next one in order, since
+    results mostly come in the order of arguments. A scalar that would leave no loss is none.
+    """
+    taken: dict[str, int] = {}
+    last = -1
+    for part in parts:
+        like = [
+            n
+            for n, item in enumerate(items)
+            if n not in taken.values()
+            and part.is_like(item.node, item.leaves)
+            and not (part.is_number and _is_named_loss(item.path))
+        ]
+        if like:
+            last = taken[part.name] = next((n for n in like if n > last), like[0])
+    numbers = [part.name for part in parts if part.is_number and part.name in taken]
+    left = [i for n, i in enumerate(items) if n not in taken.values() and i.is_number]
+    if numbers and not left:
+        del taken[numbers[-1]]
+    return taken
+
+
+def _is_named_loss(path: str) -> bool:
+    return LOSS in path.rpartition("/")[2].lower()
+
+
+def _as_given(parts: Sequence[Part], results: Any, given: Sequence[str]) -> dict[str, str]:
+    """Position of every part that is named as a result."""
+    if not isinstance(results, tuple | list) or len(results) != len(given):
+        raise UsageError(
+            "SW_TASK_RESULT",
+            f"step requires a tuple of {len(given)} results ({', '.join(given)}), got"
+            f" {type(results).__name__}"
+            + (f" of {len(results)}" if isinstance(results, tuple | list) else ""),
+        )
+    return {part.name: str(given.index(part.name)) for part in parts if part.name in given}
+
+
+def _is_below(path: str, tops: set[str]) -> bool:
+    return path.partition("/")[0] in tops
+
+
+def _check_meant(parts: Sequence[Part], items: Sequence[_Item]) -> None:
+    """Refuse results that are a part of the state with other leaves, shapes or types.
+
+    Raises: UsageError SW_TASK_RESULT.
+    """
+    leaves = {item.path: item.leaves[0] for item in items if item.leaves}
+    for part in parts:
+        below = _meant(part, leaves)
+        if below is None:
+            continue
+        for name, *wanted in part.leaves:
+            have = leaves.get("/".join(filter(None, (below, name))), ("", None, None))[1:]
+            if have != tuple(wanted):
+                own = "/".join(filter(None, (part.name, name)))
+                given = f"{own} as {_type_text(*have)}" if have[1] else "nothing"
+                raise UsageError(
+                    "SW_TASK_RESULT",
+                    f"step requires state {own} back as {_type_text(*wanted)}, got {given}",
+                    hint="a step returns its state with unchanged leaves, shapes and types",
+                )
+
+
+def _meant(part: Part, leaves: Mapping[str, Leaf]) -> str | None:
+    """Below which path of the results the part seems to be: half of its leaves have their names
+    and ranks there."""
+    ranks = {name: len(shape) for name, shape, _ in part.leaves if shape is not None}
+    found: Counter[str] = Counter()
+    for path, (_, shape, _dtype) in leaves.items():
+        for name, rank in ranks.items():
+            if (
+                shape is not None
+                and rank
+                and len(shape) == rank
+                and f"/{path}".endswith(f"/{name}")
+            ):
+                found[path.removesuffix(name).rstrip("/")] += 1
+    best = found.most_common(1)
+    return best[0][0] if best and 2 * best[0][1] >= len(ranks) else None
+
+
+def _metrics(items: Sequence[_Item]) -> dict[str, Any]:
+    """The leaves that are no state, by path, without what is no array or has no elements."""
+    rows = [(i.path, i.node) for i in items if i.leaves and i.leaves[0][1] is not None]
+    rows = [(path, leaf) for path, leaf in rows if 0 not in getattr(leaf, "shape", ())]
+    short = Counter(_short(path) for path, _ in rows)
+    return {_short(p) if short[_short(p)] == 1 else p: leaf for p, leaf in rows}
+
+
+def _short(path: str) -> str:
+    """A path without the position of a result that has names in it."""
+    top, _, below = path.partition("/")
+    return below if top.isdigit() and below else path or LOSS
+
+
+def _loss(metrics: Mapping[str, Any], given: str, results: Any) -> str:
+    """The path of the loss: the scalar called so, the only one with `loss` in its name, the only
+    scalar, or the only one that is a result of its own. Raises UsageError for none or several."""
+    scalars = [name for name, leaf in metrics.items() if _is_scalar(("", *_form(leaf)))]
+    if given in scalars:
+        return given
+    last = {name: name.rpartition("/")[2].lower() for name in scalars}
+    for found in (
+        [name for name in scalars if name == LOSS],
+        [name for name in scalars if last[name] == LOSS],
+        [name for name in scalars if LOSS in last[name]],
+        scalars,
+        [name for name in scalars if name.isdigit()],
+    ):
+        if len(found) == 1 and not given:
+            return found[0]
+    shown = ", ".join(scalars[:MOST_SHOWN]) or "none among " + _shown(metrics, results)
+    asked = f"the scalar {given}" if given else "one scalar `loss`"
+    raise UsageError(
+        "SW_TASK_RESULT",
+        f"step requires {asked} in float among its results, got {shown}",
+        hint=f'name it: loss="{scalars[0]}" of the task' if scalars else "return the loss as well",
+    )
+
+
+def _shown(metrics: Mapping[str, Any], results: Any) -> str:
+    rows = [f"{name} {_type_text(*_form(leaf))}" for name, leaf in metrics.items()]
+    return ", ".join(rows[:MOST_SHOWN]) or f"a result of type {type(results).__name__}"
+
+
+def _type_text(shape: tuple[int, ...] | None, dtype: str | None) -> str:
+    """A type as the IR writes it, where it has it."""
+    try:
+        name = DType.from_numpy(np.dtype(dtype)).value
+    except (KeyError, TypeError):
+        name = str(dtype)
+    return f"{name}{list(shape or ())}"
+
+
+def told(task: TrainTask, parts: Sequence[Part], found: Sorted) -> tuple[str, ...]:
+    """What is not as in `(*state, batch) -> (*state, metrics)`, for the screen."""
+    pieces = [source.partition("/")[2] for source in task.arguments if "/" in source]
+    lines = [f"the batch is {', '.join(pieces)}"] if pieces else []
+    lines += [f"{name} is a fresh key per step" for name in task.fresh_keys]
+    for part in parts:
+        if part.name not in found.state and part.leaves:
+            what = "changed in place" if part.is_mutable else "not returned: it stays as it is"
+            lines.append(f"{part.name} is {what}")
+    if found.loss != LOSS and not (found.loss.isdigit() and len(found.metrics) == 1):
+        lines.append(f"the loss is result {found.loss}")
+    return tuple(lines)
