@@ -19,15 +19,17 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend import manual_regions
 from shardwright.compiler.frontend.callbacks import dropped_callbacks
 from shardwright.compiler.frontend.context import legalize_chlo, serialize_portable
+from shardwright.compiler.frontend.leaves import named_leaves
 from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.programs import (
     check_groups,
     check_kernels,
+    check_pmap,
     manual_parts,
     used_arguments,
 )
 from shardwright.compiler.frontend.roles import check_parameters, role_of
-from shardwright.compiler.frontend.state import array_step, named_leaves, state_tree
+from shardwright.compiler.frontend.state import array_step, state_tree
 from shardwright.compiler.frontend.step_form import normal
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.user_code import called
@@ -85,8 +87,7 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     before, samples = _state_leaves(task, tree.arrays), _batch_infos(task, batch, batch_size)
     said: list[str] = []
     jitted = jax.jit(array_step(task, tree, said), keep_unused=True)
-    with _users_line("step", base_dir):
-        traced = jitted.trace(*tree.arrays, batch)
+    traced = _traced(task, jitted, tree.arrays, batch_size, base_dir)
     *new_state, metrics = traced.out_info
     after = _state_leaves(task, new_state)
     measured = [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
@@ -95,6 +96,7 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     roles = _roles(task, before, tree.keys, used_arguments(traced.jaxpr, loss))
     state = [replace(info, role=role) for info, role in zip(before, roles, strict=True)]
     aliases = tuple((n, n) for n in range(len(state)))
+    check_pmap(traced.jaxpr, base_dir)
     check_kernels(traced.jaxpr, base_dir)
     check_groups(traced.jaxpr, base_dir)
     with _users_line("step", base_dir):  # parts of which jax may refuse to lower
@@ -106,6 +108,34 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     artifact = _portable(module)
     told = tuple(said)
     return Captured(artifact, inputs, outputs, aliases, batch_size, task.name, findings, told)
+
+
+def _traced(
+    task: TrainTask, jitted: Any, state: Sequence[Any], batch_size: int, base_dir: str | None
+) -> Any:
+    """The step traced for so many samples.
+
+    Raises: UsageError at the user's line; SW_BATCH where the step takes no other number of samples
+    than its example has.
+    """
+    try:
+        with _users_line("step", base_dir):
+            return jitted.trace(*state, task.batch(batch_size))
+    except UsageError as error:
+        if task.samples in (0, batch_size) or error.code != "SW_TASK_RAISED":
+            raise
+        try:
+            jitted.trace(*state, task.batch(task.samples))
+        except Exception:
+            raise error from None
+        d = error.diagnostic
+        raise UsageError(
+            "SW_BATCH",
+            f"{task.name} is a step of {task.samples} samples, which requires strategy.micro_batch"
+            f" x data-parallel ranks = {task.samples}, got {batch_size}: {d.message}",
+            d.loc,
+            "take its numbers from the shapes of the batch, or set --micro-batch and the mesh so",
+        ) from error
 
 
 def _users_line(what: str, base_dir: str | None) -> AbstractContextManager[None]:

@@ -16,8 +16,9 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.capture import ArgInfo
+from shardwright.compiler.frontend.leaves import named_leaves
 from shardwright.compiler.frontend.single import single_device
-from shardwright.compiler.frontend.state import array_step, named_leaves, split_state, state_tree
+from shardwright.compiler.frontend.state import array_step, split_state, state_tree
 from shardwright.compiler.frontend.step_form import normal
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.user_code import called

@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.leaves import named_leaves
 from shardwright.compiler.frontend.step_form import (
     Part,
     arguments,
@@ -23,6 +26,7 @@ from shardwright.compiler.frontend.step_form import (
     told,
 )
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.user_code import location
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,16 @@ _ARRAY = object()
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Pytree:
     """One pytree of the state: its structure and what its leaves are, by path name."""
 
     tree: Any
     leaves: tuple[tuple[str, Any], ...]
+
+    @property
+    def is_key(self) -> bool:
+        """Whether all of it are typed keys."""
+        return bool(self.leaves) and all(isinstance(kind, _Key) for _, kind in self.leaves)
 
     @property
     def is_plain(self) -> bool:
@@ -81,7 +90,7 @@ class _Part:
 class StateTree:
     """The pytrees of a state. `arrays` has `jax.ShapeDtypeStruct` leaves, or a state's own."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[Pytree, ...]
     arrays: tuple[Any, ...]
 
     @property
@@ -134,7 +143,7 @@ def split_state(task: TrainTask, state: Any) -> StateTree:
             f"init requires a tuple of {len(names)} ({', '.join(names)}), got {given}",
             hint='return (params, opt_state), or set state_names: ("state",) for (state,)',
         )
-    pairs = [_split(name, part) for name, part in zip(names, state, strict=True)]
+    pairs = [split_pytree(name, part) for name, part in zip(names, state, strict=True)]
     return StateTree(tuple(p for p, _ in pairs), tuple(arrays for _, arrays in pairs))
 
 
@@ -156,15 +165,27 @@ def array_step(
         for name in fresh:
             before[name], onward[name] = next_keys(before[name])
         results = task.step(*arguments(task, before, args[len(names)]))
-        found = sort_results(parts, results, task.results, task.loss)
+        with at(task.step):
+            found = sort_results(parts, results, task.results, task.loss)
         if said is not None:
             said[:] = told(task, parts, found)
         after = before | onward | dict(found.state)
-        split = split_state(task, tuple(after[name] for name in names))
-        _check_kept(tree.kept, split.kept)
+        with at(task.step):
+            split = split_state(task, tuple(after[name] for name in names))
+            _check_kept(tree.kept, split.kept)
         return (*split.arrays, found.named_metrics)
 
     return step
+
+
+@contextmanager
+def at(step: Callable[..., Any]) -> Iterator[None]:
+    """Give what is refused about a step the line where it begins."""
+    try:
+        yield
+    except UsageError as error:
+        d = error.diagnostic
+        raise UsageError(d.code, d.message, d.loc or location(step), d.hint) from error
 
 
 def _check_kept(before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -182,14 +203,14 @@ def _is_same(old: Any, new: Any) -> bool:
     return old is new or (type(old) is type(new) and bool(old == new))
 
 
-def _split(prefix: str, part: Any) -> tuple[_Part, Any]:
-    """One pytree of the state, and its arrays."""
+def split_pytree(prefix: str, part: Any) -> tuple[Pytree, Any]:
+    """One pytree as what is traced of it: its structure, and its arrays."""
     import jax
 
     leaves, tree = jax.tree.flatten(part)
     names = [name for name, _ in named_leaves(prefix, part)]
     kinds = [_kind(leaf, fixed) for leaf, fixed in zip(leaves, _of_modules(part), strict=True)]
-    split = _Part(tree, tuple(zip(names, kinds, strict=True)))
+    split = Pytree(tree, tuple(zip(names, kinds, strict=True)))
     return split, part if split.is_plain else split.arrays(leaves)
 
 
@@ -250,15 +271,8 @@ def _leaf(arrays: Iterator[Any], kind: Any) -> Any:
     if isinstance(kind, _Empty):
         return jnp.zeros(kind.shape, kind.dtype)
     array = next(arrays)
-    return jax.random.wrap_key_data(array, impl=kind.impl) if isinstance(kind, _Key) else array
-
-
-def named_leaves(prefix: str, tree: Any) -> list[tuple[str, Any]]:
-    """Leaves of a pytree with their paths: dict keys, field names and positions joined by '/'."""
-    import jax
-
-    def text(key: Any) -> str:
-        return str(jax.tree_util.keystr((key,), simple=True))
-
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [("/".join(filter(None, (prefix, *map(text, path)))), leaf) for path, leaf in leaves]
+    if not isinstance(kind, _Key):
+        return array
+    wrap = partial(jax.random.wrap_key_data, impl=kind.impl)
+    is_shape = isinstance(array, jax.ShapeDtypeStruct)
+    return jax.eval_shape(wrap, array) if is_shape else wrap(array)

@@ -17,20 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.leaves import Leaf, Signature, form, named_leaves, signature
 from shardwright.compiler.frontend.task import BATCH, TrainTask
 
-LOSS = "loss"
+LOSS, METRICS = "loss", "metrics"
 MOST_SHOWN = 6  # results that a message lists (our choice)
 _KEY = re.compile(r"(^|_)(p?rngs?|keys?)(_|$)")
 """What arguments that are keys of random numbers are called."""
-
-Leaf = tuple[str, Any, Any]
-"""Path of a leaf in its pytree, and its shape and element type; both None where it is no array."""
-Signature = tuple[Leaf, ...]
 
 
 def is_key_name(name: str) -> bool:
@@ -137,23 +131,6 @@ def next_keys(keys: Any) -> tuple[Any, Any]:
     return own, onward
 
 
-def signature(tree: Any) -> Signature:
-    """Paths, shapes and element types of a pytree's leaves."""
-    from shardwright.compiler.frontend.state import named_leaves
-
-    return tuple((name, *_form(leaf)) for name, leaf in named_leaves("", tree))
-
-
-def _form(leaf: Any) -> tuple[Any, Any]:
-    import jax
-
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, type):
-        return tuple(leaf.shape), str(leaf.dtype)
-    if isinstance(leaf, bool | int | float | complex):
-        return (), str(jax.numpy.result_type(leaf))
-    return None, None
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of the state as a step is given it: its name, what its leaves are, and whether a step
@@ -177,10 +154,19 @@ class Part:
         return len(self.leaves) == 1 and _is_scalar(self.leaves[0])
 
     def is_like(self, node: Any, leaves: Signature) -> bool:
-        """Whether a node of the results, whose leaves are given, may be its next value."""
+        """Whether a node of the results, whose leaves are given, has its structure and types."""
         import jax
 
         return leaves == self.leaves and (bool(leaves) or jax.tree.structure(node) == self.tree)
+
+    def may_be(self, item: _Item) -> bool:
+        """Whether a result may be its next value. One array is only one that stands by itself, or
+        has its name, and a loss is no state."""
+        path, last = item.path, item.path.rpartition("/")[2]
+        is_bare = len(self.leaves) == 1 and not self.leaves[0][0]
+        if not self.is_like(item.node, item.leaves) or (self.is_number and LOSS in last.lower()):
+            return False
+        return not is_bare or not path or path.isdigit() or last == self.name
 
 
 def _is_mutable(tree: Any) -> bool:
@@ -222,18 +208,36 @@ def sort_results(
 
     Raises: UsageError when a part comes back as something else, or there is no loss.
     """
+    state, items = next_state(parts, results, given)
+    if not state and any(p.leaves for p in parts) and not any(p.is_mutable for p in parts):
+        raise UsageError(
+            "SW_TASK_RESULT",
+            f"step requires its new state ({', '.join(p.name for p in parts)}) among its results,"
+            f" got {_shown({item.path or 'one result': item.node for item in items}, results)}",
+            hint="a training step returns the state that the next one starts from",
+        )
+    metrics = _metrics(items)
+    return Sorted(state, metrics, _loss(metrics, loss, results))
+
+
+def next_state(
+    parts: Sequence[Part], results: Any, given: Sequence[str] = ()
+) -> tuple[Mapping[str, Any], list[_Item]]:
+    """The next value of every part that is among the results, and what else is among them. Raises
+    UsageError where a part comes back as something else."""
     items = _items(parts, results)
     if given:
         taken = _as_given(parts, results, given)
-        items = [item for item in items if not _is_below(item.path, set(taken.values()))]
-        state = {name: results[int(path)] for name, path in taken.items()}
-    else:
-        found = _taken(parts, items)
-        state = {name: items[n].node for name, n in found.items()}
-        items = [item for n, item in enumerate(items) if n not in found.values()]
-        _check_meant([p for p in parts if p.name not in state and not p.is_mutable], items)
-    metrics = _metrics(items)
-    return Sorted(state, metrics, _loss(metrics, loss, results))
+        rest = [
+            replace(item, path=_named(item.path, given))
+            for item in items
+            if item.path.partition("/")[0] not in taken.values()
+        ]
+        return {name: results[int(path)] for name, path in taken.items()}, rest
+    found = _taken(parts, items)
+    rest = [item for n, item in enumerate(items) if n not in found.values()]
+    _check_meant([p for p in parts if p.name not in found and not p.is_mutable], rest)
+    return {name: items[n].node for name, n in found.items()}, rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,44 +255,43 @@ class _Item:
 
 def _items(parts: Sequence[Part], results: Any) -> list[_Item]:
     """The results, down to nodes that are like a part of the state, else to leaves."""
-    import jax
 
     def is_part(node: Any) -> bool:
         leaves = signature(node)
         return any(part.is_like(node, leaves) for part in parts)
 
-    def text(path: Any) -> str:
-        return "/".join(str(jax.tree_util.keystr((key,), simple=True)) for key in path)
-
-    rows = jax.tree_util.tree_flatten_with_path(results, is_leaf=is_part)[0]
-    return [_Item(text(path), node, signature(node)) for path, node in rows]
+    rows = named_leaves("", results, is_part)
+    return [_Item(path, node, signature(node)) for path, node in rows]
 
 
 def _taken(parts: Sequence[Part], items: Sequence[_Item]) -> dict[str, int]:
     """Which item is the next value of which part: of several alike the next one in order, since
     results mostly come in the order of arguments. A scalar that would leave no loss is none.
+
+    Raises: UsageError where a scalar may be one of several, one of which may be the loss.
     """
     taken: dict[str, int] = {}
     last = -1
+    numbers = [part for part in parts if part.is_number]
     for part in parts:
-        like = [
-            n
-            for n, item in enumerate(items)
-            if n not in taken.values()
-            and part.is_like(item.node, item.leaves)
-            and not (part.is_number and _is_named_loss(item.path))
-        ]
+        free = [(n, item) for n, item in enumerate(items) if n not in taken.values()]
+        like = [n for n, item in free if part.may_be(item)]
+        named = [n for n in like if items[n].path.rpartition("/")[2] == part.name]
+        if part.is_number and not named and len(like) > len(numbers):
+            raise UsageError(
+                "SW_TASK_RESULT",
+                f"step requires one result that may be the next {part.name}, got"
+                f" {', '.join(items[n].path for n in like)}",
+                hint=f'name them in order: results=("{part.name}", "loss", ...)',
+            )
+        like = named or like
         if like:
             last = taken[part.name] = next((n for n in like if n > last), like[0])
-    numbers = [part.name for part in parts if part.is_number and part.name in taken]
     left = [i for n, i in enumerate(items) if n not in taken.values() and i.is_number]
-    if numbers and not left:
-        del taken[numbers[-1]]
+    scalars = [part.name for part in numbers if part.name in taken]
+    if scalars and not left:
+        del taken[scalars[-1]]
     return taken
-
-
-def _is_named_loss(path: str) -> bool:
-    return LOSS in path.rpartition("/")[2].lower()
 
 
 def _as_given(parts: Sequence[Part], results: Any, given: Sequence[str]) -> dict[str, str]:
@@ -303,8 +306,11 @@ def _as_given(parts: Sequence[Part], results: Any, given: Sequence[str]) -> dict
     return {part.name: str(given.index(part.name)) for part in parts if part.name in given}
 
 
-def _is_below(path: str, tops: set[str]) -> bool:
-    return path.partition("/")[0] in tops
+def _named(path: str, given: Sequence[str]) -> str:
+    """The path of a result with its name in place of its position."""
+    top, slash, below = path.partition("/")
+    name = given[int(top)]
+    return path if name == METRICS else f"{name}{slash}{below}"
 
 
 def _check_meant(parts: Sequence[Part], items: Sequence[_Item]) -> None:
@@ -364,7 +370,7 @@ def _short(path: str) -> str:
 def _loss(metrics: Mapping[str, Any], given: str, results: Any) -> str:
     """The path of the loss: the scalar called so, the only one with `loss` in its name, the only
     scalar, or the only one that is a result of its own. Raises UsageError for none or several."""
-    scalars = [name for name, leaf in metrics.items() if _is_scalar(("", *_form(leaf)))]
+    scalars = [name for name, leaf in metrics.items() if _is_scalar(("", *form(leaf)))]
     if given in scalars:
         return given
     last = {name: name.rpartition("/")[2].lower() for name in scalars}
@@ -387,12 +393,17 @@ def _loss(metrics: Mapping[str, Any], given: str, results: Any) -> str:
 
 
 def _shown(metrics: Mapping[str, Any], results: Any) -> str:
-    rows = [f"{name} {_type_text(*_form(leaf))}" for name, leaf in metrics.items()]
+    types = {name: form(leaf) for name, leaf in metrics.items()}
+    rows = [f"{name} {_type_text(*own)}" if own[1] else name for name, own in types.items()]
     return ", ".join(rows[:MOST_SHOWN]) or f"a result of type {type(results).__name__}"
 
 
 def _type_text(shape: tuple[int, ...] | None, dtype: str | None) -> str:
     """A type as the IR writes it, where it has it."""
+    import numpy as np
+
+    from shardwright.compiler.dtypes import DType
+
     try:
         name = DType.from_numpy(np.dtype(dtype)).value
     except (KeyError, TypeError):
@@ -403,7 +414,7 @@ def _type_text(shape: tuple[int, ...] | None, dtype: str | None) -> str:
 def told(task: TrainTask, parts: Sequence[Part], found: Sorted) -> tuple[str, ...]:
     """What is not as in `(*state, batch) -> (*state, metrics)`, for the screen."""
     pieces = [source.partition("/")[2] for source in task.arguments if "/" in source]
-    lines = [f"the batch is {', '.join(pieces)}"] if pieces else []
+    lines = [*task.notes, *([f"the batch is {', '.join(pieces)}"] if pieces else [])]
     lines += [f"{name} is a fresh key per step" for name in task.fresh_keys]
     for part in parts:
         if part.name not in found.state and part.leaves:

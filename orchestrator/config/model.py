@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError
-from shardwright.compiler.frontend.task import TrainTask, entry_names, load_task
+from shardwright.compiler.frontend.entry import entry_names, load_task
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.support.documents import parse_json, read_text
 from shardwright.orchestrator.config.config import JobConfig, Keys
 from shardwright.orchestrator.models.presets import preset_task

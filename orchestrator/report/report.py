@@ -125,7 +125,8 @@ def provenance(stages: Stages) -> Facts:
 
 def graph_section(built: Built) -> Facts:
     """Size of the captured step; `params` are the model's, `flops_per_step` counts every op of the
-    graph, recomputation included, `product_types` shares out those of contractions."""
+    graph, recomputation included, `product_types` shares out those of contractions; `told` is how a
+    step of the user's was found to be called and to answer."""
     parameters = [b.global_type for b in built.plan.step.buffers.values() if b.role == "parameter"]
     if model := built.model:
         pairs = zip(model.inputs, model.graph.inputs, strict=True)
@@ -134,6 +135,7 @@ def graph_section(built: Built) -> Facts:
         "name": built.name,
         "ops": count_ops(built.graph),
         "repeats": list(built.repeats),
+        "told": list(built.told),
         "params": sum(type.num_elements for type in parameters),
         "roles": role_rows(built.plan.step.buffers.values()),
         "flops_per_step": built.flops_per_step,

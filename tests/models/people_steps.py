@@ -48,6 +48,7 @@ import numpy as np
 import optax
 from flax import nnx
 from flax.training.train_state import TrainState
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright import train_step
 
@@ -523,7 +524,7 @@ def unrolled_layers() -> Any:
 
         @partial(jax.checkpoint, policy=policy)
         def layer(own: Any, x: jax.Array) -> jax.Array:
-            hidden = jax.ad_checkpoint.checkpoint_name(x @ own["w1"], "hidden")
+            hidden = checkpoint_name(x @ own["w1"], "hidden")
             return x + jax.nn.gelu(hidden) @ own["w2"]
 
         x = batch["x"]

@@ -17,6 +17,7 @@ import pytest
 from shardwright.compiler.diagnostics import ImportRuleError, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.capture import ArgInfo, capture
+from shardwright.compiler.frontend.entry import load_task
 from shardwright.compiler.frontend.reference import (
     batch_leaves,
     initial_state,
@@ -24,7 +25,7 @@ from shardwright.compiler.frontend.reference import (
     run_reference,
     task_batches,
 )
-from shardwright.compiler.frontend.task import TrainTask, load_task
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.models import encoder, llama, text
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.orchestrator.models.layers import How
