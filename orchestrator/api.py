@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.train_step import StepSettings, TrainStep
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.config import JobConfig
 
@@ -97,9 +98,11 @@ def run(asked: Job, **settings: object) -> Report:
     return Report(data, road.exit_code(data))
 
 
-def plan(asked: Job | TrainTask, **settings: object) -> Report:
+def plan(asked: Job | TrainTask | Callable[..., Any], *example: Any, **settings: Any) -> Report:
     """Whether a job fits and how fast it is, without values; of a task, the job that the settings
-    describe, with the task for its model. Raises as `run`.
+    describe, with the task for its model. A training step, decorated or not, is shown by arguments
+    of a call, `plan(step, state, batch, mesh__tp=2)`, arrays or `jax.ShapeDtypeStruct`s; a keyword
+    without `__` is one of them. Raises as `run`.
 
     The step is traced to know which question it is, because what this process has imported need not
     be what its files say: a stored answer spares the rest.
@@ -107,6 +110,12 @@ def plan(asked: Job | TrainTask, **settings: object) -> Report:
     from shardwright.orchestrator.road import plan_cache
 
     task: TrainTask | None = None
+    if callable(asked):
+        named = {name: settings.pop(name) for name in list(settings) if "__" not in name}
+        own = asked if isinstance(asked, TrainStep) else train_step(asked)
+        asked = own.task((example, named) if example or named else None)
+    elif example:
+        raise TypeError("an example of arguments requires a step to plan, not a job or a task")
     if isinstance(asked, TrainTask):
         task, resolved = asked, _job_of_task(settings)
     else:
@@ -151,6 +160,25 @@ def capture(
         return Hooked(function, name or getattr(function, "__name__", "step"))
 
     return hooked if step is None else hooked(step)
+
+
+@overload
+def train_step(step: Callable[..., Any], **settings: Any) -> TrainStep: ...
+@overload
+def train_step(step: None = None, **settings: Any) -> Callable[[Callable[..., Any]], TrainStep]: ...
+def train_step(
+    step: Callable[..., Any] | None = None, **settings: Any
+) -> TrainStep | Callable[[Callable[..., Any]], TrainStep]:
+    """Decorate a training step, jitted or not: it runs as before, and a job may name it
+    (`--model train.py:step`). `settings` are fields of `StepSettings`: `example`, the arguments of
+    a call or a function that makes them, `batches`, and what is said instead of found:
+    `arguments`, `results`, `loss`, `roles`, `batch_dim`, `tokens_per_sample`, `name`.
+    """
+
+    def decorated(function: Callable[..., Any]) -> TrainStep:
+        return TrainStep(function, StepSettings(**settings))
+
+    return decorated if step is None else decorated(step)
 
 
 def compile_graphs(

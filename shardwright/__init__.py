@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         job,
         plan,
         run,
+        train_step,
     )
     from shardwright.orchestrator.config.config import JobConfig
 
@@ -37,6 +38,7 @@ __all__ = [
     "job",
     "plan",
     "run",
+    "train_step",
 ]
 
 

@@ -19,16 +19,19 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend import manual_regions
 from shardwright.compiler.frontend.callbacks import dropped_callbacks
 from shardwright.compiler.frontend.context import legalize_chlo, serialize_portable
+from shardwright.compiler.frontend.leaves import named_leaves
 from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.programs import (
     check_groups,
     check_kernels,
+    check_pmap,
     kept_arguments,
     manual_parts,
     used_arguments,
 )
 from shardwright.compiler.frontend.roles import Use, check_parameters, roles_of
-from shardwright.compiler.frontend.state import array_step, named_leaves, state_tree
+from shardwright.compiler.frontend.state import array_step, state_tree
+from shardwright.compiler.frontend.step_form import normal
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.user_code import called
 
@@ -53,7 +56,8 @@ class Captured:
 
     `artifact` is a StableHLO portable artifact with locations and without CHLO. `inputs` and
     `outputs` are in the order of the module's arguments and results. `aliases` pairs (input,
-    output) that are the same state before and after.
+    output) that are the same state before and after. `told` is how the step was found to be called
+    and to answer, where that is not as usual.
     """
 
     artifact: bytes
@@ -63,6 +67,7 @@ class Captured:
     batch_size: int
     name: str = "step"
     findings: tuple[Diagnostic, ...] = ()
+    told: tuple[str, ...] = ()
 
 
 def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Captured:
@@ -76,15 +81,16 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
 
     if task.captured is not None:
         return task.captured(batch_size)
+    task = normal(task)
     with _users_line("init", base_dir):
         tree = state_tree(task)
     with _users_line("batch", base_dir):
         batch = task.batch(batch_size)
     before, samples = _state_leaves(task, tree.arrays), _batch_infos(task, batch, batch_size)
-    jitted = jax.jit(array_step(task, tree), keep_unused=True)
-    with _users_line("step", base_dir):
-        traced = jitted.trace(*tree.arrays, batch)
-    new_state, metrics = split_results(task, traced.out_info)
+    said: list[str] = []
+    jitted = jax.jit(array_step(task, tree, said), keep_unused=True)
+    traced = _traced(task, jitted, tree.arrays, batch_size, base_dir)
+    *new_state, metrics = traced.out_info
     after = _state_leaves(task, new_state)
     measured = [_info(name, "metric", leaf) for name, leaf in named_leaves("metrics", metrics)]
     _check_state(before, after)
@@ -96,6 +102,7 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
         for info, role in zip(before, roles, strict=True)
     ]
     aliases = tuple((n, n) for n in range(len(state)))
+    check_pmap(traced.jaxpr, base_dir)
     check_kernels(traced.jaxpr, base_dir)
     check_groups(traced.jaxpr, base_dir)
     with _users_line("step", base_dir):  # parts of which jax may refuse to lower
@@ -105,7 +112,36 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     findings = (*task.findings, *dropped, *manual_parts(traced.jaxpr, base_dir))
     inputs, outputs = (*state, *samples), (*state, *measured)
     artifact = _portable(module)
-    return Captured(artifact, inputs, outputs, aliases, batch_size, task.name, findings)
+    told = tuple(said)
+    return Captured(artifact, inputs, outputs, aliases, batch_size, task.name, findings, told)
+
+
+def _traced(
+    task: TrainTask, jitted: Any, state: Sequence[Any], batch_size: int, base_dir: str | None
+) -> Any:
+    """The step traced for so many samples.
+
+    Raises: UsageError at the user's line; SW_BATCH where the step takes no other number of samples
+    than its example has.
+    """
+    try:
+        with _users_line("step", base_dir):
+            return jitted.trace(*state, task.batch(batch_size))
+    except UsageError as error:
+        if task.samples in (0, batch_size) or error.code != "SW_TASK_RAISED":
+            raise
+        try:
+            jitted.trace(*state, task.batch(task.samples))
+        except Exception:
+            raise error from None
+        d = error.diagnostic
+        raise UsageError(
+            "SW_BATCH",
+            f"{task.name} is a step of {task.samples} samples, which requires strategy.micro_batch"
+            f" x data-parallel ranks = {task.samples}, got {batch_size}: {d.message}",
+            d.loc,
+            "take its numbers from the shapes of the batch, or set --micro-batch and the mesh so",
+        ) from error
 
 
 def _users_line(what: str, base_dir: str | None) -> AbstractContextManager[None]:
@@ -153,30 +189,6 @@ def _portable(module: Any) -> bytes:
         stream = io.BytesIO()
         module.operation.write_bytecode(stream)
     return serialize_portable(stream.getvalue())
-
-
-def split_results(task: TrainTask, results: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(state, metrics) of what `task.step` returned; a scalar is the loss. Raises UsageError."""
-    count = len(task.state_names)
-    if not isinstance(results, tuple) or len(results) != count + 1:
-        raise UsageError(
-            "SW_TASK_RESULT",
-            f"step requires a result of ({', '.join(task.state_names)}, metrics), got "
-            f"{type(results).__name__}"
-            + (f" of {len(results)}" if isinstance(results, tuple) else ""),
-        )
-    metrics = results[count]
-    name = task.mode.result
-    if not isinstance(metrics, dict):
-        metrics = {name: metrics}
-    rank = 0 if task.mode.trains else 2
-    if name not in metrics or len(getattr(metrics[name], "shape", (0, 0, 0))) != rank:
-        kind = "scalar metric" if task.mode.trains else "metric of two dims"
-        raise UsageError(
-            "SW_TASK_RESULT",
-            f"step requires a {kind} `{name}`, got metrics {sorted(metrics)}",
-        )
-    return results[:count], metrics
 
 
 def _info(name: str, role: str, leaf: Any, batch_dim: int | None = None) -> ArgInfo:

@@ -40,7 +40,8 @@ _PACKAGE = os.path.join(Path(__file__).resolve().parents[1], "")  # the folder o
 _OWN = ("compiler", "collectives", "orchestrator", "sharding", "sim_cluster")
 _ROOT = os.path.join(Path(__file__).resolve().parents[2], "")  # the folder of all of them
 _FROZEN = "<frozen "  # Python's own machinery of imports
-_CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in ("capture.py", "state.py")}
+_TRACERS = ("capture.py", "state.py", "train_step.py")
+_CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in _TRACERS}
 _MODELS = "orchestrator/models/"  # below the root; their code counts as the user's
 
 

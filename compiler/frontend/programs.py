@@ -11,6 +11,10 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.user_code import per_device
+
+PMAP_FILE = "jax/_src/pmap.py"
+"""Where jax has `pmap`, which is a `shard_map` of its own."""
 
 
 def used_arguments(program: Any, result: int) -> list[bool]:
@@ -78,6 +82,17 @@ def check_kernels(program: Any, base_dir: str | None = None) -> None:
                 "call its jax.numpy form (attention: implementation='xla'), or give pallas_call"
                 " interpret=True, which is slower code of ordinary operators",
             )
+
+
+def check_pmap(program: Any, base_dir: str | None = None) -> None:
+    """Refuse parts under `jax.pmap`, whose arguments have an axis of devices. Raises: UsageError
+    SW_PMAP at the user's line."""
+    for equations in _equations(program.jaxpr, set()):
+        traces = [e.source_info.traceback for e in equations if e.source_info.traceback]
+        files = (frame.file_name for trace in traces for frame in trace.frames)
+        is_manual = equations[0].primitive.name == "shard_map"
+        if is_manual and any(file.endswith(PMAP_FILE) for file in files):
+            raise per_device("a function under jax.pmap", _place(equations, base_dir))
 
 
 def check_groups(program: Any, base_dir: str | None = None) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.capture import ArgInfo, split_results
+from shardwright.compiler.frontend.capture import ArgInfo
+from shardwright.compiler.frontend.leaves import named_leaves
 from shardwright.compiler.frontend.single import single_device
-from shardwright.compiler.frontend.state import array_step, named_leaves, split_state, state_tree
+from shardwright.compiler.frontend.state import array_step, split_state, state_tree
+from shardwright.compiler.frontend.step_form import normal
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.user_code import called
 
@@ -38,11 +40,13 @@ class ReferenceRun:
 
 def initial_state(task: TrainTask, seed: int) -> Leaves:
     """The first state by path name. Raises UsageError for a timing-only task."""
+    task = normal(task)
     return _state_leaves(task, _first_state(task, seed))
 
 
 def state_sizes(task: TrainTask) -> dict[str, int]:
     """Bytes of the leaves of the state by path name, in order; nothing is computed."""
+    task = normal(task)
     parts = zip(task.state_names, state_tree(task).arrays, strict=True)
     leaves = (leaf for prefix, part in parts for leaf in named_leaves(prefix, part))
     return {name: leaf.size * leaf.dtype.itemsize for name, leaf in leaves}
@@ -53,6 +57,7 @@ def initial_leaves(task: TrainTask, seed: int, names: Collection[str]) -> Leaves
     the rest, so the last bit may be another than in `initial_state`. Raises as that does."""
     import jax
 
+    task = normal(task)
     every, init = list(state_sizes(task)), _init(task)
 
     def some(key: Any) -> dict[str, Any]:
@@ -75,8 +80,8 @@ def _leaves(prefix: str, tree: Any) -> Leaves:
 
 def reference_step(task: TrainTask, state: Mapping[str, np.ndarray], batch: Any) -> Leaves:
     """The state and the metrics after one step from `state` on `batch`, by path name."""
-    results = _jitted(task)(*_unflatten(task, state), batch)
-    new_state, metrics = split_results(task, results)
+    task = normal(task)
+    *new_state, metrics = _jitted(task)(*_unflatten(task, state), batch)
     return _state_leaves(task, new_state) | _leaves("metrics", metrics)
 
 
@@ -121,10 +126,11 @@ def run_reference(
     Raises: UsageError for a timing-only task, one without batches when none are given, and one that
     XLA's CPU cannot run, such as a custom call of the vendor.
     """
+    task = normal(task)
     if batches is None:
         batches = task_batches(task, seed, global_batch, data)
     with called("init of the task"):
-        state = _first_state(task, seed) if start is None else _unflatten(task, start)
+        state = list(_first_state(task, seed) if start is None else _unflatten(task, start))
     step = _jitted(task)
     states = {0: _state_leaves(task, state)} if 0 in keep else {}
     if begun is not None:
@@ -133,8 +139,7 @@ def run_reference(
     for number in range(1, steps + 1):
         batch = next(batches)
         with called("step of the task, unsharded on XLA's CPU,", hint=_ALONE):
-            results = step(*state, batch)
-        state, metrics = split_results(task, results)
+            *state, metrics = step(*state, batch)
         losses.append(task.mode.number(np.asarray(metrics[task.mode.result])))
         if number == 1:
             first = _leaves("metrics", metrics)
@@ -205,7 +210,7 @@ def _cpu() -> Any:
     return jax.local_devices(backend="cpu")[0]
 
 
-def _state_leaves(task: TrainTask, state: tuple[Any, ...]) -> Leaves:
+def _state_leaves(task: TrainTask, state: Sequence[Any]) -> Leaves:
     """A state by path name."""
     parts = zip(task.state_names, state, strict=True)
     return {name: leaf for prefix, part in parts for name, leaf in _leaves(prefix, part).items()}

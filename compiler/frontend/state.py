@@ -11,11 +11,22 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.leaves import named_leaves
+from shardwright.compiler.frontend.step_form import (
+    Part,
+    arguments,
+    next_keys,
+    sort_results,
+    told,
+)
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.user_code import location
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +55,16 @@ _ARRAY = object()
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Pytree:
     """One pytree of the state: its structure and what its leaves are, by path name."""
 
     tree: Any
     leaves: tuple[tuple[str, Any], ...]
+
+    @property
+    def is_key(self) -> bool:
+        """Whether all of it are typed keys."""
+        return bool(self.leaves) and all(isinstance(kind, _Key) for _, kind in self.leaves)
 
     @property
     def is_plain(self) -> bool:
@@ -74,7 +90,7 @@ class _Part:
 class StateTree:
     """The pytrees of a state. `arrays` has `jax.ShapeDtypeStruct` leaves, or a state's own."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[Pytree, ...]
     arrays: tuple[Any, ...]
 
     @property
@@ -127,33 +143,49 @@ def split_state(task: TrainTask, state: Any) -> StateTree:
             f"init requires a tuple of {len(names)} ({', '.join(names)}), got {given}",
             hint='return (params, opt_state), or set state_names: ("state",) for (state,)',
         )
-    pairs = [_split(name, part) for name, part in zip(names, state, strict=True)]
+    pairs = [split_pytree(name, part) for name, part in zip(names, state, strict=True)]
     return StateTree(tuple(p for p, _ in pairs), tuple(arrays for _, arrays in pairs))
 
 
-def array_step(task: TrainTask, tree: StateTree) -> Callable[..., Any]:
-    """The task's step on arrays; called `step`, so that every name stack begins with `jit(step)`.
+def array_step(
+    task: TrainTask, tree: StateTree, said: list[str] | None = None
+) -> Callable[..., Any]:
+    """The step of a `normal` task on arrays, `(*state, batch) -> (*state, metrics)`, the metrics by
+    path; called `step`, so that every name stack begins with `jit(step)`. `said` is told what was
+    found otherwise than usual.
 
-    It raises UsageError when what is no array comes back changed.
+    It raises UsageError when what is no array comes back changed, and as `sort_results`.
     """
-    import jax
-
-    count = len(task.state_names)
+    names, fresh = task.state_names, task.fresh_keys
 
     def step(*args: Any) -> Any:
-        results = task.step(*tree.whole(args[:count]), *args[count:])
-        if not isinstance(results, tuple) or len(results) != count + 1:
-            return results  # which `split_results` refuses
-        after = split_state(task, results[:count])
-        _check_kept(tree.kept, after.kept)
-        return (*after.arrays, jax.tree.map(_with_elements, results[count]))
+        before = dict(zip(names, tree.whole(args[: len(names)]), strict=True))
+        parts = [Part.of(name, before[name]) for name in names if name not in fresh]
+        onward = {}
+        for name in fresh:
+            before[name], onward[name] = next_keys(before[name])
+        results = task.step(*arguments(task, before, args[len(names)]))
+        with at(task.step):
+            found = sort_results(parts, results, task.results, task.loss, task.mode)
+        if said is not None:
+            said[:] = told(task, parts, found)
+        after = before | onward | dict(found.state)
+        with at(task.step):
+            split = split_state(task, tuple(after[name] for name in names))
+            _check_kept(tree.kept, split.kept)
+        return (*split.arrays, found.named_metrics)
 
     return step
 
 
-def _with_elements(leaf: Any) -> Any:
-    """A metric; None where it has no elements, so that it is none."""
-    return leaf if math.prod(getattr(leaf, "shape", ())) else None
+@contextmanager
+def at(step: Callable[..., Any]) -> Iterator[None]:
+    """Give what is refused about a step the line where it begins."""
+    try:
+        yield
+    except UsageError as error:
+        d = error.diagnostic
+        raise UsageError(d.code, d.message, d.loc or location(step), d.hint) from error
 
 
 def _check_kept(before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -171,14 +203,14 @@ def _is_same(old: Any, new: Any) -> bool:
     return old is new or (type(old) is type(new) and bool(old == new))
 
 
-def _split(prefix: str, part: Any) -> tuple[_Part, Any]:
-    """One pytree of the state, and its arrays."""
+def split_pytree(prefix: str, part: Any) -> tuple[Pytree, Any]:
+    """One pytree as what is traced of it: its structure, and its arrays."""
     import jax
 
     leaves, tree = jax.tree.flatten(part)
     names = [name for name, _ in named_leaves(prefix, part)]
     kinds = [_kind(leaf, fixed) for leaf, fixed in zip(leaves, _of_modules(part), strict=True)]
-    split = _Part(tree, tuple(zip(names, kinds, strict=True)))
+    split = Pytree(tree, tuple(zip(names, kinds, strict=True)))
     return split, part if split.is_plain else split.arrays(leaves)
 
 
@@ -239,15 +271,8 @@ def _leaf(arrays: Iterator[Any], kind: Any) -> Any:
     if isinstance(kind, _Empty):
         return jnp.zeros(kind.shape, kind.dtype)
     array = next(arrays)
-    return jax.random.wrap_key_data(array, impl=kind.impl) if isinstance(kind, _Key) else array
-
-
-def named_leaves(prefix: str, tree: Any) -> list[tuple[str, Any]]:
-    """Leaves of a pytree with their paths: dict keys, field names and positions joined by '/'."""
-    import jax
-
-    def text(key: Any) -> str:
-        return str(jax.tree_util.keystr((key,), simple=True))
-
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [("/".join(filter(None, (prefix, *map(text, path)))), leaf) for path, leaf in leaves]
+    if not isinstance(kind, _Key):
+        return array
+    wrap = partial(jax.random.wrap_key_data, impl=kind.impl)
+    is_shape = isinstance(array, jax.ShapeDtypeStruct)
+    return jax.eval_shape(wrap, array) if is_shape else wrap(array)

@@ -7,9 +7,12 @@ with the extra of ours that brings it. `told` makes the same of whatever else wa
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError, Loc, UsageError
 from shardwright.compiler.frontend.locations import LocationReader
@@ -24,6 +27,17 @@ EXTRAS = {
     "boto3": "s3",
 }
 """Package -> the extra of ours that brings it (`pyproject.toml`)."""
+
+
+def per_device(given: str, loc: Loc | None = None) -> UsageError:
+    """The error of a step that is written for one device of several."""
+    return UsageError(
+        "SW_PMAP",
+        f"a step requires code for all samples, got {given}",
+        loc,
+        "take jax.pmap, lax.pmean and the axis of devices of its arguments away: what is summed"
+        " over devices is found by the partitioner, for any mesh",
+    )
 
 
 def install_hint(package: str) -> str:
@@ -47,6 +61,9 @@ def called(what: str, base_dir: str | None = None, hint: str = "") -> Iterator[N
     except ModuleNotFoundError as error:
         raise _missing(error, LocationReader(base_dir)) from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, NameError) and "unbound axis name" in str(error):
+            given = f"a collective over an axis of devices: {_short(error)}"
+            raise per_device(given, place(error, base_dir)) from error
         raise UsageError(
             "SW_TASK_RAISED",
             f"{what} raised {type(error).__name__}: {_short(error)}",
@@ -62,6 +79,24 @@ def place(error: BaseException, base_dir: str | None = None) -> Loc | None:
     if isinstance(error, SyntaxError) and error.filename:
         return reader.frame(error.filename, error.lineno or 0)
     return reader.raised(error)
+
+
+def layers(function: Any) -> Iterator[Any]:
+    """A function and what it wraps, through decorators and functools.partial, the outermost
+    first."""
+    seen: set[int] = set()
+    while function is not None and id(function) not in seen:
+        seen.add(id(function))
+        yield function
+        inner = function.func if isinstance(function, functools.partial) else None
+        function = inner or getattr(function, "__wrapped__", None)
+
+
+def location(function: Any) -> Loc | None:
+    """The first line of a function of the user's, through what wraps it; None where it has none."""
+    codes = [getattr(layer, "__code__", None) for layer in layers(function)]
+    code = next(filter(None, reversed(codes)), None)
+    return Loc(Path(code.co_filename).name, code.co_firstlineno) if code else None
 
 
 def told(error: Exception) -> DiagnosticError:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError
-from shardwright.compiler.frontend.task import Mode, TrainTask, entry_names, load_task
+from shardwright.compiler.frontend.entry import entry_names, load_task
+from shardwright.compiler.frontend.task import Mode, TrainTask
 from shardwright.compiler.support.documents import parse_json, read_text
 from shardwright.orchestrator.config.config import JobConfig, Keys
 from shardwright.orchestrator.models.presets import preset_config, preset_task

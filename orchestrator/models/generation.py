@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.state import named_leaves
+from shardwright.compiler.frontend.leaves import named_leaves
 from shardwright.compiler.frontend.task import Mode, TrainTask
 from shardwright.orchestrator.models import attending, decoder, text
 from shardwright.orchestrator.models.architecture import (

@@ -105,6 +105,7 @@ ASKED = (
     Part(sections.job),
     Part(sections.imported, 1, most=4),
     Part(sections.roles, 1, most=2),
+    Part(sections.own_step, 1, most=2),
     Part(sections.logical_cores, 2),
     Part(sections.placement, 5),
     Part(sections.streams, 4),

@@ -128,7 +128,8 @@ def provenance(stages: Stages) -> Facts:
 def graph_section(built: Built) -> Facts:
     """Size of the captured step; `params` are the model's, `trained` those that are not frozen,
     `flops_per_step` counts every op of the graph, recomputation included, `product_types` shares
-    out those of contractions."""
+    out those of contractions; `told` is how a step of the user's was found to be called and to
+    answer."""
     weights = [(b.role, b.global_type) for b in built.plan.step.buffers.values()]
     if model := built.model:
         pairs = zip(model.inputs, model.graph.inputs, strict=True)
@@ -138,6 +139,7 @@ def graph_section(built: Built) -> Facts:
         "name": built.name,
         "ops": count_ops(built.graph),
         "repeats": list(built.repeats),
+        "told": list(built.told),
         "params": sum(counted.values()),
         "trained": counted["parameter"],
         "roles": role_rows(built.plan.step.buffers.values()),

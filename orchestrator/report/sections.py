@@ -174,7 +174,7 @@ def imported(report: Report) -> Said:
 def roles(report: Report) -> Said:
     """What the leaves of a user's own step were taken for."""
     model = report["job"]["model"]
-    if not (model["entry"] or model["hlo"]):
+    if model["preset"] or model["config"] or model["recipe"]:
         return
     told = []
     for row in report["graph"]["roles"]:
@@ -182,6 +182,12 @@ def roles(report: Report) -> Said:
         few = ", ".join(row["paths"][:MOST_PATHS]) + (f" and {more} more" if more > 0 else "")
         told.append(f"{_ROLE_TEXT[row['role']]} {few}")
     yield "roles", "; ".join(told)
+
+
+def own_step(report: Report) -> Said:
+    """How a user's own step was found to be called and to answer, where that is not as usual."""
+    if lines := report["graph"].get("told"):
+        yield "step", f"{report['graph']['name']}: {'; '.join(lines)}"
 
 
 _ROLE_TEXT = {

@@ -247,7 +247,7 @@ _SECTIONS: dict[str, Shape] = {
     ),
     "graph": _open(
         {TEXT: "name", _TEXTS: "repeats", NUMBER: "params", AMOUNT: "flops_per_step"},
-        {"product_types": _AMOUNTS, "trained": NUMBER},
+        {"product_types": _AMOUNTS, "trained": NUMBER, "told": _TEXTS},
     ),
     "mesh": Entries(SIZE),
     "cores": SIZE,

@@ -61,6 +61,7 @@ class Planned:
     roles: tuple[str, ...] = ()  # of the inputs of the graph
     model: Rerolled | None = None  # the step without copies, where it has some (`TrainTask.model`)
     repeats: tuple[str, ...] = ()  # what became of repeated layers, line by line
+    told: tuple[str, ...] = ()  # how the step is called and answers (`Captured.told`)
     findings: tuple[Diagnostic, ...] = ()  # about the capture, and the mesh where it was left to us
 
     @property
@@ -206,6 +207,7 @@ def _planned(
         roles=_roles_of(traced.step),
         model=_model(job, task, traced.samples, stages),
         repeats=traced.step.notes,
+        told=traced.told,
         findings=(*traced.findings, *layout.findings),
     )
 

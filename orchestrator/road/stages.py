@@ -43,14 +43,15 @@ MOST_KEPT = 32
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A captured step, re-rolled, after the step passes, and what its module says about its
-    distribution."""
+    """A captured step, re-rolled, after the step passes, what its module says about its
+    distribution, and how it was found to be called (`Captured.told`)."""
 
     step: Rerolled
     samples: int
     user: ModuleShardings
     name: str
     findings: tuple[Diagnostic, ...] = ()
+    told: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -58,7 +59,7 @@ class Traced:
         locations have the lines of whoever asked."""
         graph, inputs, outputs = self.step.parts
         slots = "\n".join(map(repr, (*inputs, *outputs)))
-        told = (*self.step.notes, *map(repr, self.findings))
+        told = (*self.step.notes, *map(repr, self.findings), *self.told)
         texts = (slots, repr(self.user), self.name, str(self.samples), *told)
         return digest(text.encode() for text in (to_text(graph, with_locs=True), *texts))
 
@@ -199,7 +200,7 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
         note("repeats", lambda: _repeats_text(rolled))
         passes = step_passes(job.compiler, samples, _saves_rows(job))
         rolled = dataclasses.replace(rolled, graph=run(rolled.graph, (*passes, DOUBLES)))
-    return Traced(rolled, samples, user, captured.name, captured.findings)
+    return Traced(rolled, samples, user, captured.name, captured.findings, captured.told)
 
 
 def _saves_rows(job: JobConfig) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from shardwright.compiler.diagnostics import ImportRuleError, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.capture import ArgInfo, capture
+from shardwright.compiler.frontend.entry import load_task
 from shardwright.compiler.frontend.reference import (
     batch_leaves,
     initial_state,
@@ -24,7 +25,7 @@ from shardwright.compiler.frontend.reference import (
     run_reference,
     task_batches,
 )
-from shardwright.compiler.frontend.task import TrainTask, load_task
+from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.models import config_task, decoder, encoder, leaves, rope, text
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.orchestrator.models.family_table import architecture_of
@@ -134,7 +135,7 @@ def _changes_a_type(params: Any, opt_state: Any, batch: Any) -> Any:
 
 
 def _returns_no_loss(params: Any, opt_state: Any, batch: Any) -> Any:
-    return params, opt_state, {"accuracy": jnp.float32(0)}
+    return params, opt_state, {"right": jnp.int32(0)}
 
 
 def _returns_a_pair(params: Any, opt_state: Any, batch: Any) -> Any:
@@ -203,8 +204,8 @@ def test_what_other_functions_of_a_task_raise_is_shown_too() -> None:
         ({"init": lambda key: {"w": key}}, "SW_TASK_STATE", r"tuple of 2 \(params, opt_state\)"),
         ({"step": _loses_a_leaf}, "SW_TASK_RESULT", "params/layers/0 back"),
         ({"step": _changes_a_type}, "SW_TASK_RESULT", r"params/w back as f32\[3, 2\], got .*bf16"),
-        ({"step": _returns_no_loss}, "SW_TASK_RESULT", "scalar metric `loss`"),
-        ({"step": _returns_a_pair}, "SW_TASK_RESULT", "got tuple of 2"),
+        ({"step": _returns_no_loss}, "SW_TASK_RESULT", r"`loss` .* none among right i32\[\]"),
+        ({"step": _returns_a_pair}, "SW_TASK_RESULT", "none among a result of type tuple"),
         ({"batch": lambda n: {"x": SEVEN_ROWS}}, "SW_TASK_BATCH", "dim 0 of 5"),
         ({"roles": {"params": "weights"}}, "SW_TASK_ROLE", "weights"),
     ],
