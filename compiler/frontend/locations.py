@@ -39,6 +39,8 @@ _CELL = re.compile(
 _PACKAGE = os.path.join(Path(__file__).resolve().parents[1], "")  # the folder of `compiler`
 _OWN = ("compiler", "collectives", "orchestrator", "sharding", "sim_cluster")
 _ROOT = os.path.join(Path(__file__).resolve().parents[2], "")  # the folder of all of them
+_INSTALLED = re.compile(r".*?[/\\](?:site|dist)-packages[/\\]")
+"""Where packages lie, of this interpreter, of a user, or of another that a path leads to."""
 _FROZEN = "<frozen "  # Python's own machinery of imports
 _TRACERS = ("capture.py", "state.py", "train_step.py")
 _CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in _TRACERS}
@@ -146,7 +148,8 @@ def _shown(file: str, base: str) -> tuple[str, bool]:
         return path, True
     if _is_below(_OWN, path):
         return "pkg:" + _posix(path, _ROOT), _is_ours(path)
-    for root in _library_roots():
+    installed = _INSTALLED.match(path)
+    for root in (installed[0],) if installed else _library_roots():
         if path.startswith(root):
             return "pkg:" + _posix(path, root), True
     if path.startswith(base):
@@ -176,9 +179,9 @@ def _posix(path: str, root: str) -> str:
 
 @cache
 def _library_roots() -> tuple[str, ...]:
-    """Folders of installed packages, and then of the standard library, in which they lie."""
+    """Folders of the standard library."""
     paths = sysconfig.get_paths()
-    keys = ("purelib", "platlib", "stdlib", "platstdlib")
+    keys = ("stdlib", "platstdlib")
     return tuple(dict.fromkeys(os.path.join(os.path.realpath(paths[key]), "") for key in keys))
 
 

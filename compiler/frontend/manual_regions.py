@@ -117,12 +117,13 @@ def _applied(eqn: Any, mesh: Any, inputs: list[Any]) -> Sequence[Any]:
             for x in inputs
         ]
     if name == "ppermute":
-        return [_pinned(_sent(x, **params), (), mesh) for x in inputs]
+        return [_pinned(_sent(_pinned(x, (), mesh), **params), (), mesh) for x in inputs]
     params = {key: _retraced(value, mesh) for key, value in params.items()}
+    moves = eqn.primitive in (parallel.all_to_all_p, parallel.reduce_scatter_p)
+    inputs = [_pinned(x, (), mesh) for x in inputs] if moves else inputs
     results = eqn.primitive.bind(*inputs, **params)
     results = results if eqn.primitive.multiple_results else [results]
-    moves = (parallel.all_to_all_p, parallel.reduce_scatter_p)
-    return [_pinned(x, (), mesh) for x in results] if eqn.primitive in moves else results
+    return [_pinned(x, (), mesh) for x in results] if moves else results
 
 
 def _sent(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:

@@ -126,7 +126,8 @@ def manual_parts(program: Any, base_dir: str | None = None) -> tuple[Diagnostic,
             f"{count} written per rank (shard_map) computed as what every rank computes, side by"
             " side; the collectives are those the partitioner finds",
             places[0],
-            "--explain collective shows them; strategy manual shards by the axes of the shard_map",
+            "--explain collective shows them; strategy manual, over the axes of the shard_map, has"
+            " its permutes and exchanges as they are written",
             "warning",
         ),
     )

@@ -233,6 +233,25 @@ def moved(op: Op) -> Value:
     return op.operands[2] if op.name in WRITES else op.result
 
 
+def shuffled(op: Op, made: Mapping[Value, Op]) -> tuple[int, tuple[int, ...]] | None:
+    """(dim, places) where `op` gives the slices of its operand along a dim in another order, each
+    once: the one at `places[n]` becomes number `n`. None where an order is not written down.
+    """
+    windows, held = lookup(op), stored(made.get(op.operands[1])) if len(op.operands) > 1 else None
+    if windows is None or op.name in WRITES or held is None:
+        return None
+    (table, moving), attrs = (op.operands[0].type, op.result.type), op.attrs
+    if len(attrs.start_index_map) != 1 or attrs.operand_batching_dims or table != moving:
+        return None
+    (dim,) = attrs.start_index_map
+    whole = tuple(1 if d == dim else n for d, n in enumerate(table.shape))
+    rest = tuple(d for d in range(table.rank) if d != dim)
+    if (attrs.slice_sizes, attrs.collapsed_slice_dims, attrs.offset_dims) != (whole, (dim,), rest):
+        return None
+    places = tuple(int(n) for n in held.array().reshape(-1))
+    return (dim, places) if sorted(places) == list(range(table.shape[dim])) else None
+
+
 def repeats(op: Op | None, dim: int) -> bool:
     """Whether the elements that `op` makes are alike along `dim`, since it spreads them there."""
     walked = None if op is None else dim_map(op)

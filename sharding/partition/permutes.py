@@ -37,6 +37,21 @@ def permute_pairs(
     return axes, tuple(sorted(zip(left, right, strict=True)))
 
 
+def shard_pairs(mesh: Mesh, axes: Sequence[str], places: Sequence[int]) -> Pairs | None:
+    """(source, target) pairs that put the slices at `places` of a dim over `axes` (major to minor)
+    one behind the other; None where shards do not move as a whole. Pairs are positions in the group
+    over the axes in mesh order.
+    """
+    count = mesh.size(axes)
+    rows = np.asarray(places).reshape(count, -1)
+    size = rows.shape[1]
+    sources = rows[:, 0] // size
+    if (rows != sources[:, None] * size + np.arange(size)).any():
+        return None
+    holders = _by_shard({axis: mesh.sizes[axis] for axis in mesh.order(axes)}, [axes])
+    return tuple(sorted((holders[source], holders[n]) for n, source in enumerate(sources)))
+
+
 def _by_shard(sizes: Mapping[str, int], dims: Sequence[Sequence[str]]) -> list[int]:
     """The ranks by which shard they hold, row-major, then by which copy of it."""
     order = [axis for dim in dims for axis in dim]

@@ -7,12 +7,14 @@ explicit reshards and collectives (passes measured on jaxlib 0.10.2), and is imp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.ir.facts import shuffled
 from shardwright.compiler.ir.printer import to_stablehlo
 from shardwright.compiler.ir.serialize import dump, load
 from shardwright.compiler.ir.types import Graph
@@ -24,7 +26,7 @@ from shardwright.sharding.partition.partitioned import (
     encode_partitioned,
 )
 from shardwright.sharding.partition.partitioner import PartitionUnit, ask
-from shardwright.sharding.partition.shardy_import import ShardyReader
+from shardwright.sharding.partition.shardy_import import SHUFFLE, ShardyReader
 from shardwright.sharding.partition.spec import ShardingSpec, replicated
 from shardwright.sharding.strategies import INPUT, OUTPUT, ValueId, value_ids
 
@@ -123,9 +125,12 @@ def answer_request(request: bytes) -> bytes:
     with make_context():
         module = _parse(graph, mesh, specs)
         _check_rules(module, names)
+        shuffled = _mark_shuffles(module, graph)
         _attach(module, specs)
         _tie(module, body["tied"])
-        _run_passes(module.operation, PROPAGATE)
+        for passes in (PROPAGATE[:1], PROPAGATE[1:]):  # the first one drops the rules of ops
+            _keep_split(module, shuffled)
+            _run_passes(module.operation, passes)
         reader = ShardyReader(mesh, names, module.operation.get_asm(large_elements_limit=8))
         imported = import_parsed(module, extra_rules=reader.rules(), hooks=reader.hooks())
         return encode_partitioned(reader.finish(imported, *slots))
@@ -200,6 +205,55 @@ def _walk(op: Any) -> Iterator[Any]:
                 yield inner
                 if inner.name == "stablehlo.while":
                     yield from _walk(inner)
+
+
+def _mark_shuffles(module: Any, graph: Graph) -> bool:
+    """Mark gathers that put the slices of a dim in another order; whether there are any."""
+    from jaxlib.mlir import ir
+
+    found = _shuffles(graph, itertools.count())
+    for op in _walk(_function(module.operation)) if found else ():
+        number = op.attributes.get("shardwright.id")
+        if number is not None and number.value in found:
+            dim, places = found[number.value]
+            op.attributes[SHUFFLE] = ir.DenseI64ArrayAttr.get([dim, *places])
+    return bool(found)
+
+
+def _keep_split(module: Any, shuffled: bool) -> None:
+    """Let a dim stay split through a gather that puts its slices in another order: such as the
+    values that ranks send round, where every rank's is a slice. The reader makes the permute.
+    """
+    from jaxlib.mlir.dialects import sdy
+
+    for op in _walk(_function(module.operation)) if shuffled else ():
+        if SHUFFLE not in op.attributes:
+            continue
+        table, indices = (list(v.type.shape) for v in op.operands)
+        numbers = [sdy.DimMappingAttr.get([n]) for n in range(len(table) + len(indices))]
+        passed, others = (
+            sdy.TensorMappingAttr.get(part)
+            for part in (numbers[: len(table)], numbers[len(table) :])
+        )
+        op.attributes["sdy.sharding_rule"] = sdy.OpShardingRuleAttr.get(
+            [*table, *indices],
+            [passed, others],
+            [passed],
+            [],
+            [*range(len(table), len(numbers))],
+        )
+
+
+def _shuffles(graph: Graph, ordinals: Iterator[int]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """The `shuffled` ops by ordinal."""
+    found, made = {}, graph.producers()
+    for op in graph.ops:
+        number = next(ordinals)
+        if (order := shuffled(op, made)) is not None:
+            found[number] = order
+        for region in op.regions:
+            found |= _shuffles(region, ordinals)
+    return found
 
 
 def _attach(module: Any, specs: Mapping[ValueId, ShardingSpec]) -> None:

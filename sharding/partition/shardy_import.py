@@ -30,13 +30,15 @@ from shardwright.compiler.ir.traits import CONTRACTIONS, REDUCTIONS, REDUCTIONS_
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.mesh import Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
-from shardwright.sharding.partition.permutes import permute_pairs
+from shardwright.sharding.partition.permutes import permute_pairs, shard_pairs
 from shardwright.sharding.partition.spec import ShardingSpec, num_shared, replicated
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.rules.registry import Site
 
 Axes = tuple[str, ...]
+SHUFFLE = "shardwright.shuffle"
+"""The attribute of a gather that only puts slices in another order: [dim, *places]."""
 UNRESOLVED = (
     "sdy.manual_computation",
     "sdy.propagation_barrier",
@@ -71,6 +73,7 @@ class ShardyReader:
             "sdy.all_reduce": self._all_reduce,
             "sdy.all_to_all": self._all_to_all,
             "sdy.collective_permute": self._collective_permute,
+            "stablehlo.gather": self._gather,
         }
         return table | dict.fromkeys(UNRESOLVED, _unresolved)
 
@@ -187,6 +190,29 @@ class ShardyReader:
         return site.emit(
             "collective_permute", (value,), CollectivePermuteAttrs(axes, pairs)
         ).results
+
+    def _gather(self, site: Site) -> Sequence[Value]:
+        """A gather; one that puts the slices of a split dim in another order sends shards, or works
+        on the whole dim where parts of shards move.
+        """
+        order = _entry(site.op.attributes, SHUFFLE)
+        if order is None:
+            return RULES["stablehlo.gather"](site)
+        dim, *places = order
+        value = site.operands[0]
+        spec = self.specs[value]
+        axes = spec.dims[dim]
+        if not axes:
+            return RULES["stablehlo.gather"](site)
+        pairs = shard_pairs(self.mesh, axes, places)
+        if pairs is not None:
+            attrs = CollectivePermuteAttrs(self.mesh.order(axes), pairs)
+            return site.emit("collective_permute", (value,), attrs).results
+        value = self._relaid(site, value, spec.with_dim(dim, ()))
+        site.operands = (value, *site.operands[1:])
+        (value,) = RULES["stablehlo.gather"](site)
+        self.specs[value] = spec.with_dim(dim, ())
+        return [self._relaid(site, value, spec)]
 
     def _relaid(self, site: Site, value: Value, after: ShardingSpec) -> Value:
         """`value` laid out as `after`: what both layouts share at the major end of a dim stays."""

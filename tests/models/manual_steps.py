@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from shardwright.compiler.frontend.task import TrainTask
 
-RANKS, WIDTH, TIME, HEADS, EXPERTS = 4, 16, 16, 2, 4
+RANKS, WIDTH, TIME, HEADS, EXPERTS = 8, 16, 16, 2, 8
 P = PartitionSpec
 Params = dict[str, jax.Array]
 Batch = dict[str, jax.Array]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
+import jax
+import jax.extend
 import pytest
 
 from shardwright.compiler.frontend.capture import capture
@@ -15,11 +19,17 @@ from shardwright.sharding.partition.partitioned import slots
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
-from tests.models.manual_steps import make_task
+from tests.models.manual_steps import RANKS, make_task
 from tests.support.road import fsdp_plan, run_and_compare, worst
 from tests.support.step_plans import build_plan
 
 SAMPLES = 8
+WRITTEN = {
+    "ppermute": "collective_permute",
+    "all_to_all": "all_to_all",
+    "reduce_scatter": "reduce_scatter",
+}
+"""Primitives of jax that send shards as they are, by the collective that each is here."""
 AXES = {"ring_attention": "cp", "moe_all_to_all": "ep", "shard_map_gather_weights": "shard"}
 
 
@@ -31,7 +41,7 @@ def over_own_axes(name: str) -> Plan:
         run(graph, step_passes()),
         slots(captured.inputs),
         slots(captured.outputs),
-        Mesh(((AXES[name], 4),)),
+        Mesh(((AXES[name], RANKS),)),
         settings=StrategySettings(name="manual"),
         num_microbatches=1,
         unit=answer_request,
@@ -49,10 +59,25 @@ def test_over_the_users_axes(name: str) -> None:
     plan = over_own_axes(name)
     check(plan, name)
     kinds = Counter(op.name for part in plan.step.programs for op in part.graph.walk())
-    if name == "moe_all_to_all":
-        assert kinds["all_to_all"]
-    if name == "shard_map_gather_weights":
-        assert kinds["all_gather"] and kinds["reduce_scatter"]
+    asked = Counter(WRITTEN.get(p, "") for p in primitives(name))
+    assert asked.total() > asked[""]
+    for kind in WRITTEN.values():
+        assert kinds[kind] == asked[kind], kind
+    assert bool(kinds["all_gather"]) == (name == "shard_map_gather_weights")
+
+
+def primitives(name: str) -> Iterator[str]:
+    """What the traced step calls, gradients included."""
+    task = make_task(name)
+    state = jax.eval_shape(task.init, jax.random.key(0))
+
+    def below(program: Any) -> Iterator[str]:
+        for equation in program.eqns:
+            yield equation.primitive.name
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                yield from below(inner)
+
+    return below(jax.make_jaxpr(task.step)(*state, task.batch(SAMPLES)).jaxpr)
 
 
 @pytest.mark.parametrize("name", ["ring_attention", "shard_map_psum_step"])

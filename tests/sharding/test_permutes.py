@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -10,12 +12,15 @@ from shardwright.collectives.values.execute import execute
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import OPS
-from shardwright.compiler.ir.ops import CollectivePermuteAttrs
+from shardwright.compiler.ir.ops import CollectivePermuteAttrs, ConstantAttrs, GatherAttrs
 from shardwright.compiler.ir.types import tensor_type
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.sharding.partition.mesh import Mesh
+from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.permutes import permute_pairs, ring_pairs
+from shardwright.sharding.partition.shardy import answer_request, partition
 from shardwright.sharding.partition.spec import ShardingSpec
+from shardwright.sharding.strategies import INPUT, OUTPUT
 from shardwright.sim_cluster.values.exchange import ring_schedules
 from tests.support.partitioned import partitioned, run_sharded
 
@@ -41,6 +46,43 @@ def test_every_rank_gets_the_shard_of_the_new_layout(name: str) -> None:
     whole = np.arange(96, dtype=np.float32).reshape(12, 8)
     (given,) = run_sharded(part, [whole])
     np.testing.assert_array_equal(given, whole)
+
+
+ORDERS = {
+    "shards": ([8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7], (C,), {"collective_permute": 1}),
+    "shards over axes out of order": (
+        [*range(9, 12), *range(9)],
+        (B + A,),
+        {"collective_permute": 1},
+    ),
+    "slices of several shards": ([11, *range(11)], (A,), {"all_gather": 1, "all_slice": 1}),
+    "a dim that is whole": ([11, *range(11)], ((), A), {"gather": 1}),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_slices_in_another_order_stay_split(name: str) -> None:
+    places, dims, wanted = ORDERS[name]
+    spec = ShardingSpec((*dims, ()) if len(dims) == 1 else dims)
+    b = Builder()
+    x = b.input((12, 8))
+    indices = ConstantAttrs(np.array(places, np.int32).tobytes(), tensor_type((12,), DType.I32))
+    attrs = GatherAttrs(
+        offset_dims=(1,),
+        collapsed_slice_dims=(0,),
+        start_index_map=(0,),
+        index_vector_dim=1,
+        slice_sizes=(1, 8),
+    )
+    graph = b.finish(b.op("gather", x, b.op("constant", attrs=indices), attrs=attrs))
+    given = {(INPUT, 0): spec, (OUTPUT, 0): spec}
+    slots = (Slot("x", "parameter"),), (Slot("y", "metric"),)
+    part = partition(graph, MESH, given, *slots, unit=answer_request)
+    kinds = Counter(op.name for op in part.graph.ops)
+    assert all(kinds[kind] == count for kind, count in wanted.items()), kinds
+    whole = np.arange(96, dtype=np.float32).reshape(12, 8)
+    (moved,) = run_sharded(part, [whole])
+    np.testing.assert_array_equal(moved, whole[places])
 
 
 def test_a_ring_moves_every_shard_to_the_next_rank() -> None:

@@ -1,0 +1,65 @@
+"""Programs of `tests/corpus/programs.toml` that PyTorch and Keras build, value and gradient: the
+values of the reference and of the compiled kernels are those of the framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.ir.reference import evaluate
+from tests.corpus.keras_programs import KERAS
+from tests.corpus.programs import check_equal, missing
+from tests.corpus.torch_programs import TORCHVISION, TRANSFORMERS, program
+from tests.support.compiled import graph_of, levels_of, link
+
+pytestmark = pytest.mark.exhaustive
+
+REFUSED = {"autoformer"}
+"""Its correlations are by Fourier transform, of complex numbers, which no engine has."""
+OF_JAX = {"afmoe"}
+"""Programs whose gradient torchax has otherwise than torch, and that are held to torchax's."""
+BOUND = 1e-5
+
+
+def compiled_and_held(
+    fn: Callable[..., Any], arguments: tuple[Any, ...], wanted: list[np.ndarray]
+) -> None:
+    graph = graph_of(fn, *arguments)
+    leaves = [np.asarray(x) for x in jax.tree.leaves(arguments)]
+    check_equal(evaluate(graph, leaves), wanted, BOUND)
+    (found,) = levels_of(link(graph), leaves, ("L1",))
+    check_equal(found, wanted, BOUND)
+
+
+def of_jax(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> list[np.ndarray]:
+    results = jax.jit(fn, keep_unused=True)(*arguments)
+    return [np.asarray(x) for x in jax.tree.leaves(results)]
+
+
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *TORCHVISION])
+def test_torch(name: str) -> None:
+    if absent := missing(name):
+        pytest.skip(f"needs {', '.join(absent)}")
+    found = program(name)
+    if name in REFUSED:
+        with pytest.raises(ImportRuleError, match="got complex") as caught:
+            graph_of(found.function, *found.arguments)
+        told = caught.value.diagnostic
+        assert told.code == "NCC_EVRF004" and "torch_programs.py" in str(told.loc)
+        return
+    wanted = of_jax(found.function, found.arguments) if name in OF_JAX else found.wanted
+    compiled_and_held(found.function, found.arguments, wanted)
+
+
+@pytest.mark.parametrize("name", KERAS)
+def test_keras(name: str) -> None:
+    if absent := missing(name):
+        pytest.skip(f"needs {', '.join(absent)}")
+    fn, arguments = KERAS[name]()
+    compiled_and_held(fn, arguments, of_jax(fn, arguments))

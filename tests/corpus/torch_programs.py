@@ -1,0 +1,387 @@
+"""Programs of `programs.toml` that PyTorch has: modules of transformers and torchvision at tiny
+width as functions of JAX, by torchax, and what torch itself computes of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+N, TIME, VOCAB, PIXELS = 2, 8, 61, 32
+RNG = np.random.default_rng(17)
+Inputs = Callable[[], dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A module by its library: a model type and a class of transformers, or a function of
+    torchvision; `sizes` beside those of `SIZES`, parts of a configuration by its name. Inputs that
+    are `known` are closed over: a module takes them to say how large something is.
+    """
+
+    name: str
+    inputs: Inputs
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    known: tuple[str, ...] = ()
+
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "input_vocab_size": VOCAB,
+    "output_vocab_size": VOCAB,
+    "hidden_size": 32,
+    "d_model": 32,
+    "embedding_size": 16,
+    "intermediate_size": 48,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_layers": 2,
+    "num_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_num_experts": 4,
+    "sliding_window": 4,
+    "image_size": PIXELS,
+    "patch_size": 8,
+    "projection_dim": 16,
+    "project_dim": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""What a part of a configuration is set to where it has such a key."""
+
+
+def tokens(**names: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Numbers of tokens that are none of the special ones."""
+    return {name: RNG.integers(5, VOCAB, shape) for name, shape in names.items()}
+
+
+def floats(**names: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {name: RNG.normal(size=shape).astype(np.float32) for name, shape in names.items()}
+
+
+HEARD = {"num_mel_bins": 16, "max_source_positions": 20}
+TEXT: Inputs = partial(tokens, input_ids=(N, TIME))
+IMAGE: Inputs = partial(floats, pixel_values=(N, 3, PIXELS, PIXELS))
+
+
+def text_and_image() -> dict[str, np.ndarray]:
+    return {**TEXT(), **IMAGE()}
+
+
+def image_in_text(token: int, count: int, **more: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Text with `count` places for features of an image, sound, ... in it."""
+    ids = RNG.integers(5, VOCAB, (N, count + TIME))
+    ids[:, 2 : 2 + count] = token
+    return {"input_ids": ids, **floats(**more)}
+
+
+def sound() -> dict[str, np.ndarray]:
+    return {**floats(input_features=(N, 16, 40)), "input_features_mask": np.ones((N, 40), int)}
+
+
+def series() -> dict[str, np.ndarray]:
+    """Inputs of a forecast: the past with its lags, features of time, and what to forecast."""
+    past, ahead = 20, 6
+    return {
+        **floats(
+            past_values=(N, past),
+            past_time_features=(N, past, 2),
+            future_values=(N, ahead),
+            future_time_features=(N, ahead, 2),
+        ),
+        "past_observed_mask": np.ones((N, past), np.float32),
+    }
+
+
+TRANSFORMERS: dict[str, Source] = {
+    "afmoe": Source("AfmoeForCausalLM", TEXT),
+    "aimv2": Source("Aimv2Model", text_and_image),
+    "aimv2_vision_model": Source("Aimv2VisionModel", IMAGE),
+    "albert": Source("AlbertForMaskedLM", TEXT),
+    "align": Source(
+        "AlignModel",
+        text_and_image,
+        {
+            "projection_dim": 32,
+            "vision_config": {
+                "kernel_sizes": [3, 3, 5],
+                "in_channels": [32, 16, 24],
+                "out_channels": [16, 24, 32],
+                "strides": [1, 2, 2],
+                "num_block_repeats": [1, 1, 2],
+                "expand_ratios": [1, 2, 2],
+                "hidden_dim": 32,
+                "width_coefficient": 1.0,
+                "depth_coefficient": 1.0,
+            },
+        },
+    ),
+    "altclip": Source("AltCLIPModel", text_and_image),
+    "apertus": Source("ApertusForCausalLM", TEXT),
+    "arcee": Source("ArceeForCausalLM", TEXT),
+    "aria": Source(
+        "AriaForConditionalGeneration",
+        partial(image_in_text, 3, 4, pixel_values=(N, 3, PIXELS, PIXELS)),
+        {"image_token_index": 3, "projector_patch_to_query_dict": {16: 4}},
+    ),
+    "aria_text": Source("AriaTextForCausalLM", TEXT),
+    "audio-spectrogram-transformer": Source(
+        "ASTForAudioClassification",
+        partial(floats, input_values=(N, 40, 16)),
+        {"max_length": 40, "num_mel_bins": 16},
+    ),
+    "audioflamingo3": Source(
+        "AudioFlamingo3ForConditionalGeneration",
+        lambda: {**image_in_text(3, 10), **sound()},
+        {"audio_config": HEARD, "audio_token_id": 3},
+        known=("input_ids", "input_features_mask"),
+    ),
+    "audioflamingo3_encoder": Source("AudioFlamingo3Encoder", sound, HEARD),
+    "autoformer": Source(
+        "AutoformerModel",
+        series,
+        {
+            "prediction_length": 6,
+            "context_length": 16,
+            "lags_sequence": [1, 2, 4],
+            "num_time_features": 2,
+            "label_length": 4,
+            "moving_average": 5,
+        },
+    ),
+    "aya_vision": Source(
+        "AyaVisionForConditionalGeneration",
+        partial(image_in_text, 3, 4, pixel_values=(N, 3, PIXELS, PIXELS)),
+        {"image_token_index": 3},
+    ),
+    "bamba": Source(
+        "BambaForCausalLM",
+        TEXT,
+        {
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 8,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 4,
+        },
+    ),
+    "bark": Source("BarkSemanticModel", TEXT),
+    "bart": Source("BartForConditionalGeneration", TEXT),
+    "beit": Source("BeitForImageClassification", IMAGE, {"use_relative_position_bias": True}),
+    "bert": Source("BertForMaskedLM", TEXT),
+}
+TORCHVISION = {
+    "tv_resnet18": "resnet18",
+    "tv_mobilenet_v3_small": "mobilenet_v3_small",
+    "tv_densenet121": "densenet121",
+    "tv_vit_b_16": "vit_b_16",
+    "tv_swin_t": "swin_t",
+    "tv_efficientnet_b0": "efficientnet_b0",
+    "tv_convnext_tiny": "convnext_tiny",
+    "tv_squeezenet1_1": "squeezenet1_1",
+}
+DERIVED = {"layer_types", "stage_names", "out_features", "out_indices", "feature_size"}
+
+
+def shrunk(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of transformers with tiny sizes, those of its parts too; without what is
+    made of its sizes."""
+    small = {
+        key: shrunk(value, sizes.get(key, {})) if key.endswith("_config") else SIZES.get(key, value)
+        for key, value in given.items()
+        if key not in DERIVED and value is not None
+    }
+    parts = {key for key in small if key.endswith("_config")}
+    return small | {key: value for key, value in sizes.items() if key not in parts}
+
+
+def transformer(name: str) -> Any:
+    """A module of transformers."""
+    os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"  # which reads values
+    with contextlib.suppress(ImportError):  # transformers imports it
+        torchvision()
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    source = TRANSFORMERS[name]
+    model = getattr(transformers, source.name)
+    kind = CONFIG_MAPPING[name]
+    kind = model.config_class if not issubclass(kind, model.config_class) else kind
+    config = kind(**shrunk(kind().to_dict(), source.sizes))
+    config._attn_implementation = "eager"
+    config._experts_implementation = "batched_mm"
+    return model(config), source.inputs()
+
+
+@cache
+def torchvision() -> Any:
+    """torchvision. Its compiled operators need the torch they were built with; the two that it
+    names at import, and that no model here has, are declared where they are missing."""
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        with contextlib.suppress(RuntimeError):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import torchvision
+
+    return torchvision, library  # whose end would take the declarations back
+
+
+def vision(name: str) -> Any:
+    """A module of torchvision."""
+    sizes = {"image_size": PIXELS} if "vit" in name else {}
+    module = torchvision()[0].models.get_model(TORCHVISION[name], num_classes=10, **sizes)
+    return module, floats(x=(N, 3, PIXELS, PIXELS))
+
+
+@cache
+def torchax() -> Any:
+    """torchax; its release 0.0.13 names overloads by dimension names, which torch 2.13 has no
+    more, and gives decompositions that torch has by now: both are passed over."""
+    import torch
+    import torch._decomp as decompositions
+
+    found, add = torch._ops.OpOverloadPacket.__getattr__, decompositions._add_op_to_registry
+
+    def overload(packet: Any, key: str) -> Any:
+        try:
+            return found(packet, key)
+        except AttributeError:
+            if "dimname" not in key.lower() and "names" not in key:
+                raise
+            return object()
+
+    def added(registry: Any, op: Any, function: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            add(registry, op, function)
+
+    torch._ops.OpOverloadPacket.__getattr__, decompositions._add_op_to_registry = overload, added
+    try:
+        import torchax
+
+        env = torchax.default_env()
+    finally:
+        torch._ops.OpOverloadPacket.__getattr__, decompositions._add_op_to_registry = found, add
+    env.override_op_definition(torch.ops.aten.copy_, _copied, is_view_op=True)
+    return torchax
+
+
+def _copied(target: Any, source: Any, non_blocking: bool = False) -> Any:
+    """`target.copy_(source)`; torchax has no source that is a part of another tensor."""
+    new = source.jax().astype(target.jax().dtype)
+    if hasattr(target, "update"):  # itself a part of another
+        target.update(new)
+    else:
+        target._elem = new.reshape(target.shape)
+    return target
+
+
+def forget() -> None:
+    """Empty the caches of transformers' functions: what one holds is a tensor of torch, or of
+    another trace."""
+    caches = (o for o in gc.get_objects() if isinstance(o, functools._lru_cache_wrapper))
+    for kept in caches:
+        if (kept.__module__ or "").startswith("transformers.models"):
+            kept.cache_clear()
+
+
+def tensors(result: Any) -> Iterator[Any]:
+    """The float tensors of what a module returns."""
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        if result.is_floating_point():
+            yield result
+        return
+    for part in result.values() if hasattr(result, "values") else result:
+        if isinstance(part, torch.Tensor | tuple | list):
+            yield from tensors(part)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchProgram:
+    """`function(params, rest, inputs)` gives (loss, outputs) and the gradient by `params`; `wanted`
+    are the leaves that torch itself makes, in that order."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    wanted: list[np.ndarray]
+
+
+def program(name: str) -> TorchProgram:
+    """One of `TRANSFORMERS` or `TORCHVISION`: the loss is a mean of all outputs under fixed
+    weights, since a mean of squares behind a norm has no gradient."""
+    import torch
+
+    torch.manual_seed(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module, inputs = (vision if name in TORCHVISION else transformer)(name)
+
+    class Forward(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.device = module, "cpu"
+
+        def forward(self, inputs: dict[str, torch.Tensor]) -> Any:
+            with torch.device(self.device):  # of what a module makes without naming one
+                outputs = list(tensors(self.module(**inputs)))
+            flat = torch.cat([out.reshape(-1) for out in outputs])
+            places = torch.arange(flat.numel(), dtype=flat.dtype, device=flat.device)
+            return (flat * torch.cos(places)).mean(), outputs
+
+    wrapped = Forward().eval()
+    untouched = copy.deepcopy(wrapped)  # a module may keep tensors that it made on the CPU
+    untouched.device = "jax"
+    given = {key: torch.from_numpy(value) for key, value in inputs.items()}
+    loss, outputs = wrapped(given)
+    loss.backward()
+    trained = {n: p for n, p in wrapped.named_parameters() if p.requires_grad}
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained.items()}
+    import jax
+
+    weights, forward = torchax().extract_jax(untouched)
+    params = {n: np.asarray(w) for n, w in weights.items() if n in trained}
+    rest = {n: np.asarray(w) for n, w in weights.items() if n not in trained}
+
+    small = {k: v.astype(np.int32) if v.dtype.kind == "i" else v for k, v in inputs.items()}
+    names = TRANSFORMERS[name].known if name in TRANSFORMERS else ()
+    known = {key: jax.numpy.asarray(small.pop(key)) for key in names}
+
+    def value(params: Any, rest: Any, inputs: Any) -> Any:
+        forget()
+        with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+            return forward({**params, **rest}, ({**inputs, **known},))
+
+    wanted = jax.tree.leaves(
+        ((loss, outputs), {n: g for n, g in grads.items() if n in params}),
+        is_leaf=lambda x: isinstance(x, torch.Tensor),
+    )
+    return TorchProgram(
+        jax.value_and_grad(value, has_aux=True),
+        (params, rest, small),
+        [w.detach().numpy() for w in wanted],
+    )
