@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.state import named_leaves, state_tree
+from shardwright.compiler.frontend.leaves import named_leaves
+from shardwright.compiler.frontend.state import state_tree
 from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.changes.rules import ideas
