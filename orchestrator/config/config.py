@@ -92,6 +92,10 @@ class ModelConfig:
     clip: float = 1.0
     """Global gradient norm; 0 turns clipping off."""
 
+    capacity_factor: float = limited(0.0, 0.0, 1e3)
+    """Rows that an expert takes of a sequence, as a multiple of its even share; rows beyond them
+    keep their residual alone. 0: as many as choose it, no row is dropped."""
+
     lora_r: int = limited(0, 0, MOST)
     """Rank of low-rank adapters (LoRA), which are trained in place of the model; 0: none, the model
     is (docs/lora.md)."""

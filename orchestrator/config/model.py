@@ -94,7 +94,7 @@ def check_named(job: JobConfig) -> None:
 
 
 _NOT_SERVED = (
-    *("model.optimizer", "model.learning_rate", "model.clip"),
+    *("model.optimizer", "model.learning_rate", "model.clip", "model.capacity_factor"),
     *("strategy.global_batch_tokens", "goal.tokens", "run.checkpoint_every", "run.resume"),
 )
 """Keys that say something about training alone."""
@@ -178,7 +178,7 @@ def _of_file(job: JobConfig, made: Callable[[dict[str, Any], str], TrainTask]) -
 _OF_OUR_STEPS = (
     *("model.seq_len", "model.dtype", "model.optimizer", "model.learning_rate", "model.clip"),
     *("strategy.remat", "model.lora_r", "model.lora_alpha", "model.lora_targets"),
-    "model.lora_base",
+    *("model.lora_base", "model.capacity_factor"),
 )
 """Keys that say how a step of ours is built; the user's own function may take them as arguments."""
 
@@ -252,6 +252,7 @@ def _options(job: JobConfig) -> dict[str, Any]:
     model = job.model
     return {
         "lora": _lora(job),
+        "capacity_factor": model.capacity_factor,
         "dtype": _DTYPES[compute_type(job)],
         "optimizer": model.optimizer,
         "clip": model.clip,

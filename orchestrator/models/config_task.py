@@ -8,11 +8,12 @@ from shardwright.compiler.diagnostics import Diagnostic, UsageError
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.models import config_file, decoder
 from shardwright.orchestrator.models.adapters import Lora
-from shardwright.orchestrator.models.architecture import Architecture
+from shardwright.orchestrator.models.architecture import Architecture, Experts, Layer
 from shardwright.orchestrator.models.blocks import TaskOptions
 from shardwright.orchestrator.models.config_file import Config
 from shardwright.orchestrator.models.family_table import architecture_of, left_out
 from shardwright.orchestrator.models.layers import Precision, check_remat
+from shardwright.orchestrator.models.presets import without_experts
 
 COMPUTE_TYPES = {"f32": "f32", "fp32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
 
@@ -28,13 +29,17 @@ def train_task(
     remat: str = "full",
     name: str = "model",
     lora: Lora | None = None,
+    capacity_factor: float = 0.0,
 ) -> TrainTask:
-    """The training step of a config on byte-level text; `seq_len` 0: `usual_length`.
+    """The training step of a config on byte-level text; `seq_len` 0: `usual_length`;
+    `capacity_factor` 0: experts drop no row.
 
     Raises: UsageError for a config that is not built here, an unknown type, optimizer or remat, a
-    sequence longer than the config allows, and for none where it does not say how long one is.
+    sequence longer than the config allows, and for none where it does not say how long one is, for
+    a capacity of experts where there are none.
     """
     model = config if isinstance(config, Architecture) else architecture_of(config)
+    model = _with_capacity(model, capacity_factor, name) if capacity_factor else model
     beside = "" if isinstance(config, Architecture) else left_out(config)
     ropes = (layer.attention.rope for layer in model.layers)
     scalings = (rope.scaling for rope in ropes if rope)
@@ -57,6 +62,20 @@ def train_task(
     if not beside:
         return task
     return replace(task, findings=(Diagnostic("SW_MODEL_CONFIG", beside, severity="note"),))
+
+
+def _with_capacity(model: Architecture, factor: float, name: str) -> Architecture:
+    """The model whose experts take so many rows of a sequence. Raises UsageError for none."""
+
+    def seated(layer: Layer) -> Layer:
+        if not isinstance(layer.feed, Experts):
+            return layer
+        return replace(layer, feed=replace(layer.feed, routing="sorted", capacity_factor=factor))
+
+    layers = tuple(map(seated, model.layers))
+    if layers == model.layers:
+        raise without_experts(name)
+    return replace(model, layers=layers)
 
 
 def _check(positions: int, seq_len: int, dtype: str, remat: str) -> None:

@@ -124,6 +124,15 @@ def preset_config(name: str) -> dict[str, Any]:
     return dict(PRESETS[name] if name in PRESETS else SIZED[name][1])
 
 
+def without_experts(name: str) -> UsageError:
+    """The refusal of a capacity of experts that a model does not have."""
+    return UsageError(
+        "SW_MODEL_SETTING",
+        f"model.capacity_factor requires a model with experts, got {name}",
+        hint="leave the setting out",
+    )
+
+
 def preset_task(
     name: str,
     *,
@@ -133,8 +142,8 @@ def preset_task(
     **options: Any,
 ) -> TrainTask:
     """The task of a preset; `seq_len` 0 is the longest it was trained on, a longer one has as many
-    positions (learned ones are then more parameters). `options` are optimizer, clip, lr and lora.
-    Parameters stay fp32, unless adapters leave them frozen.
+    positions (learned ones are then more parameters). `options` are optimizer, clip, lr, lora and
+    capacity_factor. Parameters stay fp32, unless adapters leave them frozen.
 
     Raises: UsageError for adapters of a model that is no decoder of the family table.
     """
@@ -147,6 +156,8 @@ def preset_task(
 
         options |= {"dtype": dtype, "remat": remat}
         return train_task(config, seq_len=seq_len, name=name, **options)
+    if options.pop("capacity_factor", 0):
+        raise without_experts(name)
     if options.get("lora"):
         raise UsageError(
             "SW_LORA_MODEL",

@@ -100,11 +100,11 @@ TABLE: Table = MappingProxyType(
         "moe_router_load_balancing_type": _BALANCE,
         "moe_aux_loss_coeff": _BALANCE,
         "moe_z_loss_coeff": _BALANCE,
-        "moe_expert_capacity_factor": instead(
-            assumes="{name} {value}: no row is dropped, experts take as many as choose them"
+        "moe_expert_capacity_factor": key("model.capacity_factor", real),
+        "moe_pad_expert_input_to_capacity": nothing("seats of experts are padded here"),
+        "moe_token_drop_policy": instead(
+            "position", assumes="{name} {value}: later rows of a sequence are dropped first"
         ),
-        "moe_pad_expert_input_to_capacity": nothing("no row is dropped"),
-        "moe_token_drop_policy": nothing("no row is dropped"),
         "moe_router_pre_softmax": _ROUTER,
         "moe_router_score_function": only(
             "softmax", says="routers score by softmax here", hint=_OWN

@@ -142,10 +142,8 @@ TABLE: Table = MappingProxyType(
         "model.moe.normalize_top_k_affinities": only(
             True, says="what an expert counts is normalised here", hint=_OWN
         ),
-        "model.moe.dropless": nothing("no row is dropped"),
-        "model.moe.capacity_factor": instead(
-            0, assumes="{name} {value}: no row is dropped, experts take as many as choose them"
-        ),
+        "model.moe.dropless": nothing("capacity_factor says whether rows are dropped"),
+        "model.moe.capacity_factor": key("model.capacity_factor", real),
         "model.moe.router_aux_loss_coef": instead(
             0, assumes="{name} {value}: the loss that balances experts is not computed"
         ),
