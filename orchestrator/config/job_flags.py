@@ -16,7 +16,8 @@ from shardwright.orchestrator.compile import cc_flags
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.arguments import with_values
 from shardwright.orchestrator.config.importers.imported import Asked, Imported, imported
-from shardwright.orchestrator.config.model import MODELS, is_text
+from shardwright.orchestrator.config.model import MODELS
+from shardwright.orchestrator.config.model_file import is_text
 from shardwright.orchestrator.models.presets import preset_names
 from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.validation.recipes import Tables

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.orchestrator.config.model import compute_type, read_config, resolve_task
+from shardwright.orchestrator.config.model import compute_type, resolve_task
+from shardwright.orchestrator.config.model_file import read_config
 from shardwright.orchestrator.models import llama
 from shardwright.orchestrator.models.config_file import RopeScaling
 from tests.support.plans import job_of
