@@ -21,7 +21,8 @@ from shardwright.orchestrator.config.importers.imported import (
     Imported,
     imported,
 )
-from shardwright.orchestrator.config.model import MODELS, is_text
+from shardwright.orchestrator.config.model import MODELS
+from shardwright.orchestrator.config.model_file import is_text
 from shardwright.orchestrator.models.presets import preset_names
 from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.validation.recipes import Tables

@@ -21,7 +21,7 @@ from shardwright.compiler.machine.target import Target, load_target, logical
 from shardwright.orchestrator.config.collective_settings import job_settings
 from shardwright.orchestrator.config.config import JobConfig, words_of
 from shardwright.orchestrator.config.faults import faults_of
-from shardwright.orchestrator.config.model import heads_of
+from shardwright.orchestrator.config.model_file import heads_of
 from shardwright.orchestrator.config.packets import packets_of
 from shardwright.sharding.partition.mesh import (
     DATA_AXES,

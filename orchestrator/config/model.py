@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.entry import entry_names, load_task
 from shardwright.compiler.frontend.task import Mode, TrainTask
-from shardwright.compiler.support.documents import parse_json, read_text
 from shardwright.orchestrator.config.config import JobConfig, Keys
-from shardwright.orchestrator.models.presets import preset_config, preset_task
+from shardwright.orchestrator.config.model_file import is_text, model_config, model_path
+from shardwright.orchestrator.models.presets import preset_task
 from shardwright.orchestrator.validation.recipes import recipe
 
 if TYPE_CHECKING:
@@ -98,19 +98,6 @@ _NOT_SERVED = (
     *("strategy.global_batch_tokens", "goal.tokens", "run.checkpoint_every", "run.resume"),
 )
 """Keys that say something about training alone."""
-
-
-def heads_of(job: JobConfig) -> int:
-    """Query heads of a layer, which tensor parallelism shares out; 1 of what is no preset and no
-    config, or does not say."""
-    if job.model.preset:
-        found = preset_config(job.model.preset)
-    elif job.model.config:
-        found = model_config(job)
-    else:
-        return 1
-    counts = (found.get(key) for key in ("num_attention_heads", "n_head", "heads"))
-    return next((n for n in counts if type(n) is int and n > 0), 1)
 
 
 def _check_served(job: JobConfig) -> None:
@@ -277,43 +264,6 @@ def _lora(job: JobConfig) -> Lora | None:
 
     alpha = model.lora_alpha or 2.0 * model.lora_r
     return Lora(r=model.lora_r, alpha=alpha, targets=model.lora_targets, base=model.lora_base)
-
-
-def is_text(config: str) -> bool:
-    """Whether `model.config` is what a `config.json` holds, not where one is."""
-    return config.lstrip().startswith("{")
-
-
-def model_config(job: JobConfig) -> dict[str, Any]:
-    """What the `config.json` of a job holds. Raises UsageError when it cannot be read."""
-    given = job.model.config
-    if not is_text(given):
-        return read_config(model_path(job))
-    try:
-        found: dict[str, Any] = parse_json(given)
-    except ValueError as error:
-        raise UsageError("SW_MODEL", f"model.config: its text is not JSON: {error}") from error
-    return found
-
-
-def model_path(job: JobConfig) -> Path:
-    """The file of `model.config` or `model.hlo`, relative to the job."""
-    return Path(job.base) / (job.model.config or job.model.hlo)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A `config.json`. Raises UsageError when it cannot be read."""
-    try:
-        data = parse_json(read_text(path))
-    except OSError as error:
-        raise UsageError(
-            "SW_MODEL", f"model.config: cannot read {path}: {error.strerror or error}"
-        ) from error
-    except ValueError as error:  # of JSON, or no text at all
-        raise UsageError("SW_MODEL", f"model.config: {path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise UsageError("SW_MODEL", f"model.config: {path} requires a JSON object")
-    return data
 
 
 def model_key(job: JobConfig) -> Hashable:

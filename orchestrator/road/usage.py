@@ -15,8 +15,8 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.task import Mode
 from shardwright.orchestrator.config.config import JobConfig, RunConfig
 from shardwright.orchestrator.config.layout import layout_of, machine_of
-from shardwright.orchestrator.config.model import (
-    check_named,
+from shardwright.orchestrator.config.model import check_named
+from shardwright.orchestrator.config.model_file import (
     is_text,
     model_config,
     model_path,

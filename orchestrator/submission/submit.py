@@ -19,7 +19,7 @@ from rich.table import Table
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.config.config import JobConfig, check_lasting
-from shardwright.orchestrator.config.model import is_text, model_path
+from shardwright.orchestrator.config.model_file import is_text, model_path
 from shardwright.orchestrator.host import DOOR
 from shardwright.orchestrator.road.usage import check_usage
 from shardwright.orchestrator.submission.compile_only import places_of, shared_by

@@ -24,7 +24,8 @@ from shardwright.orchestrator.config.importers.fields import MOST_DEPTH
 from shardwright.orchestrator.config.importers.imported import PROJECTS, Imported
 from shardwright.orchestrator.config.importers.scripts import flag_fields
 from shardwright.orchestrator.config.job_flags import imported_job
-from shardwright.orchestrator.config.model import model_config, resolve_task
+from shardwright.orchestrator.config.model import resolve_task
+from shardwright.orchestrator.config.model_file import model_config
 from shardwright.orchestrator.models import leaves
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.report import sections

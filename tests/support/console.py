@@ -29,6 +29,7 @@ PAGES = (
     "docs/from.md",
     "docs/extending.md",
     "docs/what-ifs.md",
+    "docs/inference.md",
     "docs/trace.md",
     "docs/dumps.md",
     "docs/strategies/context.md",

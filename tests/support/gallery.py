@@ -22,6 +22,7 @@ PLANNED = (
     "experts",
     "own_sharding",
     "llama_70b",
+    "inference",
     "straggler",
     "long_context",
     "torch_step",

@@ -35,7 +35,7 @@ from shardwright.orchestrator.config.importers.table import (
     whole,
     words,
 )
-from shardwright.orchestrator.config.model import read_config
+from shardwright.orchestrator.config.model_file import read_config
 
 _LOG = nothing("logs, checkpoints and how long training goes on")
 _DATA = nothing("which data is read, not how much")

@@ -13,7 +13,8 @@ import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.ir.printer import to_stablehlo
-from shardwright.orchestrator.config.model import compute_type, read_config, resolve_task
+from shardwright.orchestrator.config.model import compute_type, resolve_task
+from shardwright.orchestrator.config.model_file import read_config
 from shardwright.orchestrator.models import config_task, rope
 from shardwright.orchestrator.models.family_table import architecture_of
 from tests.support.plans import job_of
