@@ -23,6 +23,7 @@ from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.programs import (
     check_groups,
     check_kernels,
+    is_returned,
     kept_arguments,
     manual_parts,
     used_arguments,
@@ -90,6 +91,11 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     loss = len(after) + [info.name for info in measured].index("metrics/loss")
     uses = _uses(traced.jaxpr, len(before), loss)
     roles = _roles(task, before, tree.keys, uses)
+    frozen = [n for n, role in enumerate(roles) if role == "frozen"]
+    if not all(is_returned(traced.jaxpr, n) for n in frozen):
+        jitted = jax.jit(array_step(task, tree, frozen), keep_unused=True)
+        with _users_line("step", base_dir):
+            traced = jitted.trace(*tree.arrays, batch)
     state = [replace(info, role=role) for info, role in zip(before, roles, strict=True)]
     aliases = tuple((n, n) for n in range(len(state)))
     check_kernels(traced.jaxpr, base_dir)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,8 +131,9 @@ def split_state(task: TrainTask, state: Any) -> StateTree:
     return StateTree(tuple(p for p, _ in pairs), tuple(arrays for _, arrays in pairs))
 
 
-def array_step(task: TrainTask, tree: StateTree) -> Callable[..., Any]:
+def array_step(task: TrainTask, tree: StateTree, kept: Collection[int] = ()) -> Callable[..., Any]:
     """The task's step on arrays; called `step`, so that every name stack begins with `jit(step)`.
+    What it returns of the leaves `kept`, by number, is what it was given: they are frozen.
 
     It raises UsageError when what is no array comes back changed.
     """
@@ -146,7 +147,12 @@ def array_step(task: TrainTask, tree: StateTree) -> Callable[..., Any]:
             return results  # which `split_results` refuses
         after = split_state(task, results[:count])
         _check_kept(tree.kept, after.kept)
-        return (*after.arrays, jax.tree.map(_with_elements, results[count]))
+        leaves, structure = jax.tree.flatten(after.arrays)
+        if kept:
+            given = jax.tree.leaves(args[:count])
+            leaves = [given[n] if n in kept else leaf for n, leaf in enumerate(leaves)]
+        arrays = structure.unflatten(leaves)
+        return (*arrays, jax.tree.map(_with_elements, results[count]))
 
     return step
 
