@@ -25,6 +25,7 @@ from shardwright.compiler.frontend.programs import (
     check_groups,
     check_kernels,
     check_pmap,
+    is_returned,
     kept_arguments,
     manual_parts,
     used_arguments,
@@ -97,6 +98,10 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     loss = len(after) + [info.name for info in measured].index(f"metrics/{task.mode.result}")
     uses = _uses(traced.jaxpr, len(before), loss)
     roles = _roles(task, before, tree.keys, uses)
+    frozen = [n for n, role in enumerate(roles) if role == "frozen"]
+    if not all(is_returned(traced.jaxpr, n) for n in frozen):
+        kept = jax.jit(array_step(task, tree, kept=frozen), keep_unused=True)
+        traced = _traced(task, kept, tree.arrays, batch_size, base_dir)
     state = [
         replace(info, role=role, batch_dim=task.cache_dims.get(info.name))
         for info, role in zip(before, roles, strict=True)

@@ -6,8 +6,10 @@ Calls, loops and branches are equations with programs of their own among their p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import LocationReader
@@ -32,9 +34,15 @@ _CALLED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "checkp
 
 def kept_arguments(program: Any, count: int) -> list[bool]:
     """Per argument of a closed program, of the first `count`, whether the result of its number is
-    the argument itself, also behind calls and loops that hand it through."""
+    the argument itself, also behind calls and loops that hand it through, and behind an update of
+    zeros (optax.set_to_zero)."""
     given = program.jaxpr.invars
     return [_source(program.jaxpr, n) is given[n] for n in range(count)]
+
+
+def is_returned(program: Any, number: int) -> bool:
+    """Whether a result of a closed program is the argument of its number, and nothing between."""
+    return program.jaxpr.outvars[number] is program.jaxpr.invars[number]
 
 
 def _source(program: Any, result: int) -> Any:
@@ -42,11 +50,33 @@ def _source(program: Any, result: int) -> Any:
     makers = {value: (e, n) for e in program.eqns for n, value in enumerate(e.outvars)}
     value = program.outvars[result]
     while not hasattr(value, "val") and value in makers:  # a literal is no variable
-        source = _handed(*makers[value])
+        source = _handed(*makers[value]) or _added(makers[value][0], makers)
         if source is None:
             break
         value = source
     return value
+
+
+def _added(equation: Any, makers: Mapping[Any, tuple[Any, int]]) -> Any:
+    """The operand of an addition that zeros are added to; None of any other equation."""
+    if equation.primitive.name not in ("add", "add_any"):
+        return None
+    result = equation.outvars[0].aval
+    whole = [v for v in equation.invars if not _is_zero(v, makers)]
+    return whole[0] if len(whole) == 1 and whole[0].aval == result else None
+
+
+def _is_zero(value: Any, makers: Mapping[Any, tuple[Any, int]]) -> bool:
+    """Whether a value is a zero of the program's text, or that as an array."""
+    while not hasattr(value, "val"):
+        equation = makers[value][0] if value in makers else None
+        if equation is None or equation.primitive.name not in _OF_A_SCALAR:
+            return False
+        value = equation.invars[0]
+    return bool(np.all(value.val == 0))
+
+
+_OF_A_SCALAR = ("broadcast_in_dim", "convert_element_type")
 
 
 def _handed(equation: Any, result: int) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -148,11 +148,15 @@ def split_state(task: TrainTask, state: Any) -> StateTree:
 
 
 def array_step(
-    task: TrainTask, tree: StateTree, said: list[str] | None = None
+    task: TrainTask,
+    tree: StateTree,
+    said: list[str] | None = None,
+    kept: Collection[int] = (),
 ) -> Callable[..., Any]:
     """The step of a `normal` task on arrays, `(*state, batch) -> (*state, metrics)`, the metrics by
     path; called `step`, so that every name stack begins with `jit(step)`. `said` is told what was
-    found otherwise than usual.
+    found otherwise than usual. What it returns of the leaves `kept`, by number, is what it was
+    given: they are frozen.
 
     It raises UsageError when what is no array comes back changed, and as `sort_results`.
     """
@@ -173,9 +177,19 @@ def array_step(
         with at(task.step):
             split = split_state(task, tuple(after[name] for name in names))
             _check_kept(tree.kept, split.kept)
-        return (*split.arrays, found.named_metrics)
+        arrays = _with_given(split.arrays, args[: len(names)], kept) if kept else split.arrays
+        return (*arrays, found.named_metrics)
 
     return step
+
+
+def _with_given(after: Any, given: Any, kept: Collection[int]) -> Any:
+    """A pytree with the leaves `kept`, by number, of another."""
+    import jax
+
+    leaves, structure = jax.tree.flatten(after)
+    pairs = zip(leaves, jax.tree.leaves(given), strict=True)
+    return structure.unflatten([b if n in kept else a for n, (a, b) in enumerate(pairs)])
 
 
 @contextmanager
