@@ -359,7 +359,8 @@ def _is_key(name: str, tree: Pytree, shapes: Any) -> bool:
 
 def _of_batch(shown: _Shown, kinds: Mapping[str, str], dim: int) -> dict[str, str]:
     """Which arguments are the batch, of those of which nothing is known: those called so, and those
-    behind the state with as many rows. The others are state that is not returned."""
+    behind the state with as many rows as the last of them; where there are none, those between the
+    state with as many rows. The others are state that is not returned."""
     import jax
 
     order = list(shown.trees)
@@ -369,11 +370,14 @@ def _of_batch(shown: _Shown, kinds: Mapping[str, str], dim: int) -> dict[str, st
         name: {(*leaf.shape, *[0] * dim, 0)[dim] for leaf in jax.tree.leaves(shown.shapes[name])}
         for name in free
     }
-    named = [name for name in order if kinds.get(name) == BATCH]
-    named += [name for name in free if name in _BATCH]
-    behind = [n for n in free if order.index(n) > last and len(rows[n]) == 1 and 0 not in rows[n]]
-    like = next((rows[n] for n in named if n in rows), rows[behind[-1]] if behind else set())
-    batch = {*named, *(name for name in behind if rows[name] == like)}
+    batch = {name for name in free if name in _BATCH}
+    like = [rows[name] for name in batch]
+    likely = [name for name in free if len(rows[name]) == 1 and 0 not in rows[name]]
+    behind = [name for name in likely if order.index(name) > last]
+    if not like and BATCH not in kinds.values():
+        behind = behind or likely
+        like = [rows[name] for name in behind[-1:]]
+    batch |= {name for name in behind if rows[name] in like}
     return {name: BATCH if name in batch else STATE for name in free}
 
 
@@ -425,8 +429,9 @@ def repeated(batch: Any, count: int, dim: int) -> Iterator[Any]:
 
 
 def _tokens(batch: Any, dim: int) -> int:
-    """Tokens of a sample: those of the first array of whole numbers that has some."""
+    """Tokens of a sample: those of the first array of whole numbers that has some; bytes are
+    pixels and bits as well."""
     for _, leaf in named_leaves(BATCH, batch):
-        if len(leaf.shape) == dim + 2 and "int" in str(leaf.dtype):
+        if len(leaf.shape) == dim + 2 and "int" in str(leaf.dtype) and leaf.dtype.itemsize > 1:
             return int(leaf.shape[dim + 1])
     return 1

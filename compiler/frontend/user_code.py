@@ -47,6 +47,10 @@ def install_hint(package: str) -> str:
     return "install it where this command runs"
 
 
+_CURES = {"cuDNN": "give the attention implementation='xla': cuDNN's kernels are a GPU's"}
+"""What libraries raise about kernels of another machine, by a word of it -> what to do."""
+
+
 @contextmanager
 def called(what: str, base_dir: str | None = None, hint: str = "") -> Iterator[None]:
     """Say where in the user's code something was raised; `what` is the code that is called, paths
@@ -68,7 +72,7 @@ def called(what: str, base_dir: str | None = None, hint: str = "") -> Iterator[N
             "SW_TASK_RAISED",
             f"{what} raised {type(error).__name__}: {_short(error)}",
             place(error, base_dir),
-            hint,
+            next((cure for word, cure in _CURES.items() if word in str(error)), hint),
         ) from error
 
 

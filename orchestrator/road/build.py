@@ -8,7 +8,7 @@ compile units go through the service. Every stage's seconds are kept for the rep
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.service import Settled, UnitService
 from shardwright.orchestrator.service.unit_errors import UnitFailedError
+from shardwright.sharding.partition.mesh import DATA_AXES
 from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.plan import Plan, Prepared, complete, partitioned, prepare
 from shardwright.sharding.prepare.phantom_replica import (
@@ -207,9 +208,18 @@ def _planned(
         roles=_roles_of(traced.step),
         model=_model(job, task, traced.samples, stages),
         repeats=traced.step.notes,
-        told=traced.told,
+        told=(*traced.told, *_other_samples(task, layout)),
         findings=(*traced.findings, *layout.findings),
     )
+
+
+def _other_samples(task: TrainTask, layout: Layout) -> Iterator[str]:
+    """That the step is not of as many samples as the user's example."""
+    if task.samples not in (0, layout.global_batch):
+        ways = layout.mesh.size(DATA_AXES)
+        each, rest = divmod(task.samples, ways)
+        cure = f" (strategy.micro_batch={each})" if each and not rest else ""
+        yield f"the example has {task.samples} samples, not {layout.global_batch}{cure}"
 
 
 def _loss_of(step: Rerolled, mode: Mode) -> int:

@@ -7,6 +7,7 @@ nothing left to choose; what an op reads otherwise is gathered or sent right bef
 from __future__ import annotations
 
 from shardwright.compiler.frontend.roles import WEIGHT_ROLES
+from shardwright.compiler.ir.facts import needed_whole
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.partition.spec import ShardingSpec
@@ -59,10 +60,15 @@ def _carried(step: Decisions, value: Value, weights: set[Value]) -> ShardingSpec
 
 def _constrain_used(step: Decisions, op: Op, value: Value) -> None:
     """Constrain a value to where it is used; partial sums are made whole before they are spread, so
-    that the partitioner does not gather a table to spread what is looked up in it.
+    that the partitioner does not gather a table to spread what is looked up in it. What an op
+    writes into at a place that is not known leaves it whole, and is cut right behind it.
     """
     spec = step.layout.of(value)
-    if partial_axes(op, step.layout) and value in step.layout.spread:
+    whole = needed_whole(op)
+    if any(spec.dims[dim] for dim in whole):
+        dims = [() if dim in whole else axes for dim, axes in enumerate(spec.dims)]
+        step.constraints[value], step.layouts[value] = ShardingSpec(tuple(dims)), spec
+    elif partial_axes(op, step.layout) and value in step.layout.spread:
         step.constraints[value] = step.layout.unspread(value)
         step.layouts[value] = spec
     elif value in step.layout.rows and sends_rows(op, step.layout):

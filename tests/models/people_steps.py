@@ -31,6 +31,10 @@ Insides:
 23. `masked_decay`: `optax.masked` decay, `inject_hyperparams` with a schedule
 24. `half_compute`: weights cast to bfloat16 inside
 25. `per_sample_clipping`: gradients per sample by vmap, clipped, then averaged
+
+Added when those had run:
+
+26. `interpreted_kernel`: a kernel of Pallas on blocks of samples, `interpret=True`
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ import optax
 from flax import nnx
 from flax.training.train_state import TrainState
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
 
 from shardwright import train_step
 
@@ -643,6 +648,37 @@ def per_sample_clipping() -> Any:
     return train_step(step, example=start(tx), batches=samples)
 
 
+def _silu_kernel(source: Any, target: Any) -> None:
+    target[...] = source[...] * jax.nn.sigmoid(source[...])
+
+
+@jax.custom_vjp
+def silu(x: jax.Array) -> jax.Array:
+    """An activation as a kernel that walks over two blocks of samples."""
+    block = pl.BlockSpec((x.shape[0] // 2, x.shape[1]), lambda n: (n, 0))
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    call = pl.pallas_call(
+        _silu_kernel, shape, grid=(2,), in_specs=[block], out_specs=block, interpret=True
+    )
+    answer: jax.Array = call(x)
+    return answer
+
+
+def _silu_backward(x: jax.Array, above: jax.Array) -> Any:
+    return (jax.vjp(jax.nn.silu, x)[1](above)[0],)
+
+
+silu.defvjp(lambda x: (silu(x), x), _silu_backward)
+
+
+def interpreted_kernel() -> Any:
+    def loss_of(params: Any, batch: Any) -> jax.Array:
+        answer = silu(batch["x"] @ params["w1"]) @ params["w2"]
+        return jnp.mean((answer - batch["y"]) ** 2)
+
+    return plain(optax.adam(1e-2), loss_of)
+
+
 STEPS: dict[str, Callable[[], Any]] = {
     make.__name__: make
     for make in (
@@ -671,5 +707,6 @@ STEPS: dict[str, Callable[[], Any]] = {
         masked_decay,
         half_compute,
         per_sample_clipping,
+        interpreted_kernel,
     )
 }

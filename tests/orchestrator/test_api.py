@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import shardwright
 from shardwright.compiler.diagnostics import CompileError, UsageError
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator import api
@@ -98,6 +99,35 @@ def test_a_task_is_planned_as_it_is(plans: list[api.Report]) -> None:
     page = html.unescape(shown.removeprefix('<iframe srcdoc="').partition('" style="')[0])
     assert page == report_page(again.data) and shown.endswith("</iframe>")
     assert '"' not in shown.removeprefix('<iframe srcdoc="').partition('" style="')[0]
+
+
+def test_a_step_is_planned_as_it_is_called(
+    plans: list[api.Report], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same step as `plans` have, decorated or not, shown by arrays."""
+    made = made_here(64)
+    params, batch = {"w": jnp.ones((64, 64))}, {"x": jnp.ones((2, 64))}
+    settings = ON_ONE_CHIP | {"cache__dir": str(tmp_path)}
+    report = api.plan(made.step, params, batch=batch, opt_state={}, **settings)
+    assert report.step_time_s == plans[0].step_time_s and report.data["graph"]["told"] == []
+    assert "parameters params" in repr(report)
+    step = shardwright.train_step(made.step, example=lambda: (params, {}, batch), name="mine")
+    other = api.plan(step, **settings | {"strategy__micro_batch": 2})
+    assert other.data["graph"]["name"] == "mine"
+    assert other.data["graph"]["told"] == [
+        "the example has 2 samples, not 4 (strategy.micro_batch=1)"
+    ]
+    assert "step       mine: the example has 2 samples" in repr(other)
+    assert float(step(params, {}, batch)[2]["loss"]) == 64**2
+    for asked, arguments, error in (
+        (made.step, (), "requires arguments to show it by"),
+        (step, (params,), "missing a required argument"),
+    ):
+        with pytest.raises(UsageError, match=error) as caught:
+            api.plan(asked, *arguments, **settings)
+        assert caught.value.code == "SW_STEP_EXAMPLE"
+    with pytest.raises(TypeError, match="requires a step to plan"):
+        api.plan(made, params)
 
 
 def test_a_task_is_its_own_model_and_of_this_process_alone() -> None:

@@ -18,6 +18,7 @@ import pytest
 from shardwright import train_step
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.capture import capture
+from shardwright.compiler.frontend.entry import load_task
 from shardwright.compiler.frontend.reference import initial_state, run_reference, task_batches
 from shardwright.compiler.frontend.task import TrainTask
 from tests.models.people_steps import STEPS, WIDTH
@@ -264,3 +265,56 @@ def test_a_rate_that_is_named_comes_back() -> None:
     assert float(run_reference(task, steps=1, global_batch=8, keep=(1,)).states[1]["rate"]) == (
         pytest.approx(0.45)
     )
+
+
+MODULE = """
+import functools
+import jax
+import jax.numpy as jnp
+from shardwright import train_step
+
+def example(key, width=4):
+    params = {"w": jax.random.normal(key, (width, width))}
+    return params, jnp.ones((8, width))
+
+@train_step(example=example, tokens_per_sample=3)
+@functools.partial(jax.jit, donate_argnums=0)
+def step(params, x):
+    loss, grads = jax.value_and_grad(lambda p: jnp.mean((x @ p["w"]) ** 2))(params)
+    return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+def make():
+    return train_step(step, example=lambda: example(jax.random.key(1)), name="made")
+
+def fixed():
+    params, x = example(jax.random.key(0))
+    assert float(x.sum()) == 32  # a number of an array
+    return params, x
+
+looks = train_step(step, example=fixed)
+bare = train_step(step)
+
+def plain(params, x):
+    return step(params, x)
+"""
+
+
+def test_a_job_names_a_decorated_step(tmp_path: Path) -> None:
+    (tmp_path / "forms.py").write_text(MODULE)
+    task = load_task("forms:step", tmp_path, settings={"model.width": 6})
+    assert (task.name, task.samples, task.tokens_per_sample) == ("step", 8, 3)
+    assert [i.shape for i in capture(task, 4).inputs] == [(6, 6), (4, 6)]
+    first, other = (initial_state(task, seed)["params/w"] for seed in (0, 1))
+    assert (first != other).any(), "an example of a key is drawn from the seed"
+    assert load_task("forms:make", tmp_path).name == "made"
+    assert capture(load_task("forms:looks", tmp_path), 16).inputs[1].shape == (16, 4)
+    for entry, code, words in (
+        ("forms:bare", "SW_STEP_EXAMPLE", "requires arguments to show it by"),
+        ("forms:plain", "SW_ENTRY", r"got plain\(params, x\)\n.*decorate it"),
+    ):
+        with pytest.raises(UsageError, match=words) as caught:
+            load_task(entry, tmp_path)
+        assert caught.value.code == code and "forms.py" in str(caught.value.loc)
+    with pytest.raises(UsageError, match="a function that takes seq_len") as caught:
+        load_task("forms:step", tmp_path, settings={"model.seq_len": 8})
+    assert caught.value.code == "SW_MODEL_SETTING"
