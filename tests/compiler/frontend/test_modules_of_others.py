@@ -23,8 +23,9 @@ TAKEN = [name for name, module in MODULES.items() if not module.refused]
 OURS = {
     "rng_bit_generator of 64 bits",  # DEFAULT leaves to the platform what is drawn
     "a convolution with dynamic padding known",  # which XLA itself does not take
-    "fp8 with a scale",  # XLA leaves conversions there and back out
 }
+BOUNDS = {"fp8 with a scale": 0.125}
+"""Relative, where it is not 2e-5: of conversions there and back, kernels and XLA may leave both."""
 
 
 def module_of(name: str) -> bytes | str:
@@ -68,7 +69,7 @@ def test_values(name: str) -> None:
         for have, want in zip(outputs, wanted, strict=True):
             assert have.dtype == want.dtype and have.shape == want.shape
             have, want = (np.asarray(x, np.float64) for x in (have, want))
-            np.testing.assert_allclose(have, want, rtol=2e-5, atol=1e-5)
+            np.testing.assert_allclose(have, want, rtol=BOUNDS.get(name, 2e-5), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [n for n, module in MODULES.items() if module.refused])
