@@ -24,6 +24,7 @@ from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.programs import (
     check_groups,
     check_kernels,
+    check_nested,
     check_pmap,
     is_returned,
     kept_arguments,
@@ -110,6 +111,7 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     check_pmap(traced.jaxpr, base_dir)
     check_kernels(traced.jaxpr, base_dir)
     check_groups(traced.jaxpr, base_dir)
+    check_nested(traced.jaxpr, base_dir)
     with _users_line("step", base_dir):  # parts of which jax may refuse to lower
         module = _lowered(traced)
     with module.context:

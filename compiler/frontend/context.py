@@ -23,6 +23,12 @@ _SHARDY = b"\0sdy\0"
 _PORTABLE_PRODUCER = b"StableHLO_v"
 _VERIFIER_WORDS = ("inferred", "must match", "incompatible", "requires compatible")
 _CHLO_PIPELINE = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
+_SIZES_PIPELINE = "builtin.module(func.func(stablehlo-canonicalize-dynamism))"
+_WITH_SIZES = frozenset(
+    f"stablehlo.{name}"
+    for name in ("dynamic_conv", "dynamic_gather", "dynamic_pad", "real_dynamic_slice")
+)
+"""Ops that have sizes as operands; where those are constants, another op says the same."""
 _CSE_PIPELINE = "builtin.module(func.func(cse))"
 _APART = "shardwright.apart"  # an attribute that makes an op unlike every other
 
@@ -62,13 +68,15 @@ def legalize_chlo(module: Any) -> None:
     from jaxlib.mlir._mlir_libs import _stablehlo
 
     respell(module)
+    _stablehlo.register_stablehlo_passes()
+    if not _WITH_SIZES.isdisjoint(op.name for op in all_ops(module)):
+        passmanager.PassManager.parse(_SIZES_PIPELINE).run(module.operation)
     stand_ins = {f"chlo.{name}" for name in CHLO_OPS}
     for op in all_ops(module):
         if op.name == "chlo.top_k":
             _require_floats(op)
         elif op.name in stand_ins:
             _stand_in(op)
-    _stablehlo.register_stablehlo_passes()
     passmanager.PassManager.parse(_CHLO_PIPELINE).run(module.operation)
 
 

@@ -139,6 +139,35 @@ def check_groups(program: Any, base_dir: str | None = None) -> None:
             )
 
 
+def check_nested(program: Any, base_dir: str | None = None) -> None:
+    """Refuse gradients of a `shard_map` inside of another one: what jax keeps for the backward pass
+    it places over the axes of both, of which the outer ones are taken (jax 0.10.2 refuses them too,
+    when it lowers).
+
+    Raises: ImportRuleError at the user's line.
+    """
+    for equation, *calls in _equations(program.jaxpr, set()):
+        if equation.primitive.name != "shard_map":
+            continue
+        specs = (*equation.params["in_specs"], *equation.params["out_specs"])
+        named = {axis for spec in specs for axis in _axes(spec)}
+        taken = named - set(equation.params["newly_manual_axes"])
+        if taken:
+            raise ImportRuleError(
+                "NCC_EVRF001",
+                "shard_map inside of a shard_map requires values over its own axes, got the"
+                f" gradient's residuals over {', '.join(sorted(taken))} too",
+                _place((equation, *calls), base_dir),
+                "jax takes no gradient of nested shard_map: make one over the axes of both",
+            )
+
+
+def _axes(spec: Any) -> Iterator[str]:
+    """The axes that a PartitionSpec names."""
+    for entry in spec:
+        yield from (entry,) if isinstance(entry, str) else entry or ()
+
+
 def manual_parts(program: Any, base_dir: str | None = None) -> tuple[Diagnostic, ...]:
     """The warning about parts that are written per rank and computed as code of whole values."""
     places = [

@@ -8,9 +8,11 @@ applications. Every padded element is the start value, and so is the first eleme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from shardwright.compiler.frontend.rules.registry import Scope, Site, Values, refuse
+from shardwright.compiler.ir.facts import cone
 from shardwright.compiler.ir.opdef import OPS, make_op
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 
@@ -142,6 +144,29 @@ def _body(site: Site) -> Body:
         return [now[v] for v in outputs]
 
     return apply
+
+
+def of_elements(site: Site, block: Any, value: Any, arrays: Mapping[Any, Value]) -> Value | None:
+    """What a value of `block`, a body of scalars, is for every element of the `arrays` that stand
+    for arguments; None where it is not made by elementwise ops.
+    """
+    importer, scope = site.importer, Scope(site.scope)
+    inputs = [Value(importer.type_of(a.type)) for a in block.arguments]
+    hooks = importer.hooks
+    importer.hooks = type(hooks)()
+    importer.block(site.op, block, scope, inputs)
+    importer.hooks = hooks
+    wanted = scope.env[value]
+    ops, _ = cone({r: op for op in scope.ops for r in op.results}, [wanted], lambda _: False)
+    given = dict(zip(inputs, block.arguments, strict=True))
+    now = {v: arrays[a] for v, a in given.items() if a in arrays}
+    shape = next(iter(arrays.values())).type.shape
+    for op in (op for op in scope.ops if op in ops):
+        known = op.name == "constant" or op.name in _VIEWS or OPS[op.name].elementwise
+        if not known or any(v not in now for v in op.operands):
+            return None
+        now[op.results[0]] = _on_arrays(site, op, [now[v] for v in op.operands], shape)
+    return now.get(wanted)
 
 
 def _on_arrays(site: Site, op: Op, operands: Sequence[Value], shape: Dims) -> Value:

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwright.compiler.frontend.mlir import producer, results_of
 from shardwright.compiler.frontend.rules.reduce import KINDS
-from shardwright.compiler.frontend.rules.registry import RefusedError, Site, Values, imports, refuse
+from shardwright.compiler.frontend.rules.registry import RefusedError, Site, Values, imports
 from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
 from shardwright.compiler.ir.ops.gather import SCATTER_KINDS
 
@@ -21,28 +21,36 @@ def gather(site: Site) -> Values:
 
 @imports("stablehlo.scatter")
 def scatter(site: Site) -> Values:
-    """Scatter of one operand whose region adds the update or takes it."""
-    if len(site.operands) != 3:
-        refuse(
-            "NCC_EVRF001",
-            f"scatter requires one operand, got {(len(site.operands) - 1) // 2}",
-            "scatter the arrays one by one",
-        )
+    """Scatters whose region takes each update or combines it with the element, one per operand."""
+    count = (len(site.operands) - 1) // 2
     numbers = site.decode("scatter_dimension_numbers", _scatter_numbers)
     unique = site.optional("unique_indices")
     is_unique = unique is not None and bool(unique.value)
-    attrs = ScatterAttrs(**numbers, kind=_scatter_kind(site), unique=is_unique)
-    return site.emit("scatter", site.operands, attrs).results
+    indices, made = site.operands[count], []
+    for n, table in enumerate(site.operands[:count]):
+        kind, updates = _scatter_kind(site, n, count), site.operands[count + 1 + n]
+        if kind == _DIFFERENCE:
+            kind, updates = "add", site.make.op("negate", updates)
+        attrs = ScatterAttrs(**numbers, kind=kind, unique=is_unique)
+        made.append(site.emit("scatter", (table, indices, updates), attrs).result)
+    return made
 
 
-def _scatter_kind(site: Site) -> str:
-    """What the update region does to an element: replace it, or combine it with the update."""
+_DIFFERENCE = ".subtract"
+
+
+def _scatter_kind(site: Site, number: int, count: int) -> str:
+    """What the update region does to an element of an operand: replace it, or combine it with the
+    update.
+    """
     block = site.op.regions[0].blocks[0]
-    old, new = block.arguments
-    (result,) = results_of(block)
+    old, new = block.arguments[number], block.arguments[count + number]
+    result = results_of(block)[number]
     if result == new:
         return "replace"
     made = producer(result)
+    if made is not None and list(made.operands) == [old, new] and made.name.endswith(_DIFFERENCE):
+        return _DIFFERENCE
     if made is not None and set(made.operands) == {old, new}:
         kind = KINDS.get(made.name)
         if kind in SCATTER_KINDS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.compiler.frontend.mlir import all_ops, call_target
+from shardwright.compiler.frontend.mlir import all_ops, call_target, producer
 
 _UNARY = (
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "bessel_i1e", "cosh", "digamma", "erf"),
@@ -18,15 +18,36 @@ _UNARY = (
 _BINARY = ("mulhi", "next_after", "polygamma", "zeta")
 _TOP_K = "top_k"
 _NAMES = {name: name for name in (*_UNARY, *_BINARY, _TOP_K)} | {"topk": _TOP_K}
+_TUPLE, _ELEMENT = "stablehlo.tuple", "stablehlo.get_tuple_element"
+_TOKENS = ("stablehlo.create_token", "stablehlo.after_all")
 _CALL = "stablehlo.custom_call"
 
 
 def respell(module: Any) -> None:
     """Put the CHLO operators in the place of their other spellings in `module`."""
+    _untie(module)
     for op in all_ops(module):
         name = _meant(op)
         if name and (name != _TOP_K or _setting(op, "k") is not None):
             _replace(op, name)
+
+
+def _untie(module: Any) -> None:
+    """Read elements of tuples where they come from, and drop tokens that nothing is ordered by."""
+    elements, makers = [], []
+    for op in all_ops(module):
+        if op.name == _ELEMENT:
+            elements.append(op)
+        elif op.name in (_TUPLE, *_TOKENS):
+            makers.append(op)
+    for op in elements:
+        made = producer(op.operands[0])
+        if made is not None and made.name == _TUPLE:
+            op.result.replace_all_uses_with(made.operands[op.attributes["index"].value])
+            op.erase()
+    for op in reversed(makers):
+        if not any(True for _ in op.result.uses):
+            op.erase()
 
 
 def _meant(op: Any) -> str:

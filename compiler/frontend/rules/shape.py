@@ -69,7 +69,14 @@ def _scalar(value: Any, dtype: DType) -> bytes:
     return bytes(np.array(number).astype(dtype.numpy).tobytes())
 
 
-@imports("stablehlo.iota")
+@imports("stablehlo.get_dimension_size")
+def get_dimension_size(site: Site) -> Values:
+    """A size, which is known."""
+    size = site.operands[0].type.shape[site.int("dimension")]
+    return (site.make.splat(size, site.result_type()),)
+
+
+@imports("stablehlo.dynamic_iota", "stablehlo.iota")
 def iota(site: Site) -> Values:
     """Counts along one dim of the result."""
     return site.emit("iota", (), IotaAttrs(site.int("iota_dimension"), site.result_type())).results
@@ -81,6 +88,13 @@ def broadcast(site: Site) -> Values:
     shape = site.result_type().shape
     rank = site.operands[0].type.rank
     return (site.make.broadcast(site.operands[0], shape, range(len(shape))[len(shape) - rank :]),)
+
+
+@imports("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_reshape")
+def sized(site: Site) -> Values:
+    """An op with the shape of its result as an operand: what a static type says anyway."""
+    name = site.name.removeprefix("stablehlo.dynamic_")
+    return site.emit(name, site.operands[:1], _ATTRIBUTES[name](site)).results
 
 
 @imports("mhlo.copy")

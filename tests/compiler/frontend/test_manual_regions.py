@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from shardwright.compiler.diagnostics import ImportRuleError
 from shardwright.compiler.frontend.capture import artifact_of, capture
 from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
-from shardwright.compiler.frontend.programs import check_groups
+from shardwright.compiler.frontend.programs import check_groups, check_nested
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.reference import evaluate
 from tests.models import manual_steps
@@ -137,19 +137,35 @@ def test_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_region_in_a_region() -> None:
+def nested(mesh: Any) -> Callable[..., Any]:
+    """A region over one axis in a region over another."""
     over = P(None, "m")
 
-    def nested(mesh: Any) -> Callable[..., Any]:
-        def rows(x: jax.Array) -> jax.Array:
-            return lax.psum(inside(x) * (1 + lax.axis_index("d")), "d")
+    def rows(x: jax.Array) -> jax.Array:
+        return lax.psum(inside(x) * (1 + lax.axis_index("d")), "d")
 
-        given = {"in_specs": over, "out_specs": over, "axis_names": {"m"}}
-        inside = jax.shard_map(lambda y: jnp.sin(y) * lax.axis_index("m"), **given)
-        fn = jax.shard_map(rows, mesh=mesh, in_specs=P("d"), out_specs=P(), axis_names={"d"})
-        return lambda x: fn(x) ** 2
+    given = {"in_specs": over, "out_specs": over, "axis_names": {"m"}}
+    inside = jax.shard_map(lambda y: jnp.sin(y) * lax.axis_index("m"), **given)
+    fn = jax.shard_map(rows, mesh=mesh, in_specs=P("d"), out_specs=P(), axis_names={"d"})
+    return lambda x: fn(x) ** 2
 
-    check(nested(AbstractMesh(tuple(AXES.values()), tuple(AXES))), nested(devices(AXES)))
+
+def test_a_region_in_a_region() -> None:
+    abstract = AbstractMesh(tuple(AXES.values()), tuple(AXES))
+    check(nested(abstract), nested(devices(AXES)))
+    check_nested(jax.jit(nested(abstract)).trace(X).jaxpr)
+
+
+def test_the_gradient_of_a_region_in_a_region_is_refused_at_its_line() -> None:
+    """As jax does, without a line."""
+    by = jax.jit(jax.grad(lambda x: jnp.sum(nested(devices(AXES))(x))))
+    with pytest.raises(ValueError, match="already bound by a parent"):
+        by.lower(X)
+    with pytest.raises(ImportRuleError, match="residuals over d too") as caught:
+        check_nested(by.trace(X).jaxpr)
+    found = caught.value.diagnostic
+    assert found.code == "NCC_EVRF001" and "one over the axes of both" in found.hint
+    assert found.loc is not None and found.loc.file.endswith("test_manual_regions.py")
 
 
 def test_groups_within_an_axis_are_refused_at_their_line() -> None:
