@@ -32,7 +32,7 @@ NO_EFFECT = frozenset(
         *("num_beam_groups", "diversity_penalty", "encoder_no_repeat_ngram_size"),
         *("bad_words_ids", "remove_invalid_values", "exponential_decay_length_penalty"),
         # Heads other than that of the language model, and what calls return.
-        *("id2label", "label2id", "num_labels", "problem_type", "task_specific_params"),
+        *("problem_type", "task_specific_params"),
         *("finetuning_task", "tokenizer_class", "return_dict", "output_attentions"),
         *("output_hidden_states", "return_dict_in_generate", "output_scores", "torchscript"),
         *("use_bfloat16", "tf_legacy_loss", "classifier_dropout"),
@@ -40,6 +40,8 @@ NO_EFFECT = frozenset(
     )
 )
 """Keys that any config may have and that change no training step."""
+LABELS = ("id2label", "label2id", "num_labels")
+"""Keys of classes, which only models that tell one read."""
 
 
 PLAIN: dict[str, tuple[Any, ...]] = {

@@ -25,7 +25,7 @@ from shardwright.orchestrator.models.architecture import (
     Patches,
     Relative,
 )
-from shardwright.orchestrator.models.config_fields import PLAIN, Fields
+from shardwright.orchestrator.models.config_fields import LABELS, PLAIN, Fields
 from shardwright.orchestrator.models.config_file import Config
 from shardwright.orchestrator.models.rope import Yarn
 
@@ -487,7 +487,7 @@ def read(config: Config) -> tuple[Architecture, Fields]:
     fields = Fields({**row.usual, **config}, row.names)
     fields.plain({**PLAIN, **row.plain})
     made = _architecture(fields, row)
-    fields.refuse_others(row.without_effect)
+    fields.refuse_others((*row.without_effect, *LABELS))
     return made, fields
 
 
@@ -503,7 +503,7 @@ def _inside(config: Config, row: Row, key: str, family: str) -> Config:
     """The config inside another that is built."""
     outer = Fields(config, {})
     found = outer.nested(key)
-    outer.refuse_others((*row.without_effect, "tie_word_embeddings"))
+    outer.refuse_others((*row.without_effect, *LABELS, "tie_word_embeddings"))
     tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
     config_file.refuse_features(found, {"model_type": (family,)})
     return {**tied, **found, "model_type": family}
