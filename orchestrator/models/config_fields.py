@@ -87,6 +87,12 @@ class Fields:
         """A positive number, 0 where the config says null, or the default where it says nothing."""
         return self.number(name, 0.0 if self.key(name) in self.config else default)
 
+    def one_of(self, *names: str) -> str:
+        """The first of several spellings that the config has, or the first of all."""
+        for name in names:
+            self._given(name, "size")
+        return next((name for name in names if self.key(name) in self.config), names[0])
+
     def rank(self, name: str, default: int) -> int:
         """A positive integer, 0 where the config says null, or the default."""
         return self.window(name, default)
@@ -178,6 +184,14 @@ class Fields:
                 ", ".join(others),
                 f"{like}; {hint}" if like else hint,
             )
+
+    def turned(self, name: str, default: float) -> float:
+        """The part of a head that is rotated: under a key of its own, or (transformers 5) among the
+        rotary parameters."""
+        own, nested = self.number(name, default), self.config.get("rope_parameters")
+        key = "partial_rotary_factor"
+        found = config_file.numbers(nested, [key]) if isinstance(nested, Mapping) else {}
+        return own if self.key(name) in self.config else found.get(key, own)
 
     def rope(self, dim: int, positions: int, theta: float, local: bool = False) -> Rope:
         """Rotary positions of `dim` elements in a model of as many positions; `theta` is the usual
