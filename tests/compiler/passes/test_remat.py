@@ -301,3 +301,22 @@ def test_what_cannot_pay_is_known_without_a_search(build: Callable) -> None:
                     found = recipes.find(value, lambda _, r=resident: r, lambda _, a=available: a)
                     assert found is None
     assert refused > 20
+
+
+def test_a_long_chain_of_cheap_ops_is_followed_to_its_end() -> None:
+    """As of a sort of all rows: behind it a figure of short rows is still one."""
+
+    def chained(x: jax.Array, length: int) -> jax.Array:
+        low = jnp.max(x, axis=-1)
+        for _ in range(length):
+            low = jnp.minimum(low, low[::-1])
+        return jnp.exp(x - low[:, None])
+
+    rows = np.random.default_rng(3).normal(size=(T, T)).astype(np.float32)
+    found = []
+    for length in (2, 1500):
+        graph = graph_of(lambda x, n=length: chained(x, n), rows)
+        recipes = Recipes(graph)
+        recipe = recipes.find(graph.outputs[0], lambda _: True, lambda _: False)
+        found.append(recipe and [leaf in graph.inputs for leaf in recipe.leaves])
+    assert found[0] == found[1]
