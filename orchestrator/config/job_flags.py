@@ -23,7 +23,7 @@ from shardwright.orchestrator.config.importers.imported import (
 )
 from shardwright.orchestrator.config.model import MODELS
 from shardwright.orchestrator.config.model_file import is_text
-from shardwright.orchestrator.models.presets import preset_names
+from shardwright.orchestrator.models.presets import preset_list, preset_names
 from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.validation.recipes import Tables
 
@@ -103,7 +103,7 @@ def add_job_flags(parser: argparse.ArgumentParser, own: Sequence[str] = ()) -> N
     parser.add_argument(
         "--model",
         help="config.json or its folder, module:function, file.py:function, a lowered step (.hlo,"
-        f" .mlir, ...), or a preset: {', '.join(preset_names())}",
+        f" .mlir, ...), or a preset: {preset_list()}",
     )
     parser.add_argument(
         "--mesh",

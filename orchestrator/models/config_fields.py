@@ -32,7 +32,7 @@ NO_EFFECT = frozenset(
         *("num_beam_groups", "diversity_penalty", "encoder_no_repeat_ngram_size"),
         *("bad_words_ids", "remove_invalid_values", "exponential_decay_length_penalty"),
         # Heads other than that of the language model, and what calls return.
-        *("id2label", "label2id", "num_labels", "problem_type", "task_specific_params"),
+        *("problem_type", "task_specific_params"),
         *("finetuning_task", "tokenizer_class", "return_dict", "output_attentions"),
         *("output_hidden_states", "return_dict_in_generate", "output_scores", "torchscript"),
         *("use_bfloat16", "tf_legacy_loss", "classifier_dropout"),
@@ -40,6 +40,8 @@ NO_EFFECT = frozenset(
     )
 )
 """Keys that any config may have and that change no training step."""
+LABELS = ("id2label", "label2id", "num_labels")
+"""Keys of classes, which only models that tell one read."""
 
 
 PLAIN: dict[str, tuple[Any, ...]] = {
@@ -84,6 +86,12 @@ class Fields:
     def cap(self, name: str, default: float) -> float:
         """A positive number, 0 where the config says null, or the default where it says nothing."""
         return self.number(name, 0.0 if self.key(name) in self.config else default)
+
+    def one_of(self, *names: str) -> str:
+        """The first of several spellings that the config has, or the first of all."""
+        for name in names:
+            self._given(name, "size")
+        return next((name for name in names if self.key(name) in self.config), names[0])
 
     def rank(self, name: str, default: int) -> int:
         """A positive integer, 0 where the config says null, or the default."""
@@ -176,6 +184,14 @@ class Fields:
                 ", ".join(others),
                 f"{like}; {hint}" if like else hint,
             )
+
+    def turned(self, name: str, default: float) -> float:
+        """The part of a head that is rotated: under a key of its own, or (transformers 5) among the
+        rotary parameters."""
+        own, nested = self.number(name, default), self.config.get("rope_parameters")
+        key = "partial_rotary_factor"
+        found = config_file.numbers(nested, [key]) if isinstance(nested, Mapping) else {}
+        return own if self.key(name) in self.config else found.get(key, own)
 
     def rope(self, dim: int, positions: int, theta: float, local: bool = False) -> Rope:
         """Rotary positions of `dim` elements in a model of as many positions; `theta` is the usual

@@ -25,7 +25,7 @@ from shardwright.orchestrator.models.architecture import (
     Patches,
     Relative,
 )
-from shardwright.orchestrator.models.config_fields import PLAIN, Fields
+from shardwright.orchestrator.models.config_fields import LABELS, PLAIN, Fields
 from shardwright.orchestrator.models.config_file import Config
 from shardwright.orchestrator.models.rope import Yarn
 
@@ -56,7 +56,7 @@ class Windows:
 
     kind: str
     period: int = 0
-    period_key: str = ""
+    period_keys: tuple[str, ...] = ()
     switch: Switch = ON
     default: int = 0
     """The window where none is given."""
@@ -183,7 +183,7 @@ _GEMMA = Row(
     tied=True,
     bias=_ATTENTION_BIAS,
     out_bias=_ATTENTION_BIAS,
-    plain={"use_bidirectional_attention": (False,)},
+    plain={"use_bidirectional_attention": (False, None)},
     positions=8192,
     without_effect=("hidden_act",),  # `hidden_activation` is what is obeyed
 )
@@ -256,7 +256,10 @@ FAMILIES: MappingProxyType[str, Row] = MappingProxyType(
             head_norm="rms1",
             usual={"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
             windows=Windows(
-                kind="periodic", period=6, period_key="sliding_window_pattern", default=4096
+                kind="periodic",
+                period=6,
+                period_keys=("sliding_window_pattern", "_sliding_window_pattern"),
+                default=4096,
             ),
             local_rope=True,
             positions=131072,
@@ -356,7 +359,7 @@ FAMILIES: MappingProxyType[str, Row] = MappingProxyType(
                 router="top-k, softmax",
                 bias=True,
                 limit="swiglu_limit",
-                plain=_BALANCE,
+                plain={**_BALANCE, "swiglu_alpha": (1.702,)},
             ),
             without_effect=(
                 *_AUXILIARY,
@@ -487,7 +490,7 @@ def read(config: Config) -> tuple[Architecture, Fields]:
     fields = Fields({**row.usual, **config}, row.names)
     fields.plain({**PLAIN, **row.plain})
     made = _architecture(fields, row)
-    fields.refuse_others(row.without_effect)
+    fields.refuse_others((*row.without_effect, *LABELS))
     return made, fields
 
 
@@ -503,7 +506,8 @@ def _inside(config: Config, row: Row, key: str, family: str) -> Config:
     """The config inside another that is built."""
     outer = Fields(config, {})
     found = outer.nested(key)
-    outer.refuse_others((*row.without_effect, "tie_word_embeddings"))
+    outer.plain(PLAIN)
+    outer.refuse_others((*row.without_effect, *LABELS, "tie_word_embeddings"))
     tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
     config_file.refuse_features(found, {"model_type": (family,)})
     return {**tied, **found, "model_type": family}
@@ -605,7 +609,9 @@ def _windows(f: Fields, row: Row, count: int) -> list[int]:
         start = f.size("max_window_layers", 28) if f.config.get("max_window_layers") != 0 else 0
         usual = [i >= start for i in range(count)]
     elif rule.kind == "periodic":
-        period = f.size(rule.period_key, rule.period) if rule.period_key else rule.period
+        period = (
+            f.size(f.one_of(*rule.period_keys), rule.period) if rule.period_keys else rule.period
+        )
         usual = [(i + 1) % period != 0 for i in range(count)]
     else:
         usual = [True] * count
@@ -627,7 +633,7 @@ def _attention(
             "num_key_value_heads to divide num_attention_heads and an even head dim",
             f"{kv_heads}, {heads} and {head_dim}",
         )
-    share = f.number(row.rotary_key, row.rotary_share) if row.rotary_key else 1.0
+    share = f.turned(row.rotary_key, row.rotary_share) if row.rotary_key else 1.0
     dim = int(head_dim * share)
     local = row.local_rope and window > 0
     scale = f.number(row.scale_key, 1.0) if row.scale_key else head_dim**-0.5
@@ -707,7 +713,8 @@ def _feeds(f: Fields, row: Row, hidden: int, count: int) -> list[Mlp | Experts]:
 
 def _experts(f: Fields, keys: ExpertKeys) -> Experts:
     f.plain(keys.plain)
-    count, chosen = f.size(keys.count), f.size("num_experts_per_tok")
+    count = f.size(f.one_of(keys.count, "num_local_experts"))
+    chosen = f.size("num_experts_per_tok")
     if chosen > count:
         raise config_file.refused(f"num_experts_per_tok of at most {count}", str(chosen))
     normalised, width = keys.normalised.read(f), f.size(keys.width)

@@ -236,4 +236,9 @@ def _step(body: Body, how: How) -> Callable[[Any, Params], tuple[Any, None]]:
     def entering(x: jax.Array) -> jax.Array:
         return checkpoint_name(x, _ENTERING) if how.remat == "offload" else x
 
-    return step if how.remat == "none" else jax.checkpoint(step, policy=_POLICIES[how.remat])
+    return recomputed(step, how)
+
+
+def recomputed(body: Callable[..., Any], how: How) -> Callable[..., Any]:
+    """`body` under the checkpoint policy."""
+    return body if how.remat == "none" else jax.checkpoint(body, policy=_POLICIES[how.remat])

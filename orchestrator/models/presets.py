@@ -1,8 +1,7 @@
 """Published model sizes by name, and the task of a preset.
 
 Sizes are the `config.json` values of the models' Hugging Face pages, which repeat the papers'
-tables; the source is beside each. Rotary scaling of later Llama 3 releases is not part
-of these.
+tables; the source is beside each.
 """
 
 from __future__ import annotations
@@ -48,6 +47,83 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "llama3-70b": _sizes(8192, 28672, 80, 64, 8) | _LLAMA3,
     }
 )
+
+
+_LLAMA31: dict[str, Any] = _LLAMA3 | {
+    "model_type": "llama",
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+_LLAMA32 = _LLAMA31 | {
+    "rope_scaling": _LLAMA31["rope_scaling"] | {"factor": 32.0},
+    "tie_word_embeddings": True,
+}
+_QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+}
+_TIED = {"tie_word_embeddings": True}
+
+CONFIGS: MappingProxyType[str, tuple[dict[str, Any], int]] = MappingProxyType(
+    {
+        # Source: Grattafiori et al. 2024, table 3, and the config.json of meta-llama/Llama-3.*;
+        # samples of 8,192 tokens until the last stage (section 3.4).
+        "llama3.1-8b": (_sizes(4096, 14336, 32, 32, 8) | _LLAMA31, 8192),
+        "llama3.1-70b": (_sizes(8192, 28672, 80, 64, 8) | _LLAMA31, 8192),
+        "llama3.1-405b": (_sizes(16384, 53248, 126, 128, 8) | _LLAMA31, 8192),
+        "llama3.2-1b": (_sizes(2048, 8192, 16, 32, 8) | _LLAMA32 | {"head_dim": 64}, 8192),
+        "llama3.2-3b": (_sizes(3072, 8192, 28, 24, 8) | _LLAMA32 | {"head_dim": 128}, 8192),
+        "llama3.3-70b": (_sizes(8192, 28672, 80, 64, 8) | _LLAMA31, 8192),
+        # Source: Yang et al. 2025, "Qwen3 Technical Report" (arXiv 2505.09388), tables 1 and 2, and
+        # the config.json of Qwen/Qwen3-*; samples of 4,096 tokens until the last stage (section
+        # 3.2).
+        "qwen3-0.6b": (_sizes(1024, 3072, 28, 16, 8) | _QWEN3 | _TIED, 4096),
+        "qwen3-1.7b": (_sizes(2048, 6144, 28, 16, 8) | _QWEN3 | _TIED, 4096),
+        "qwen3-4b": (_sizes(2560, 9728, 36, 32, 8) | _QWEN3 | _TIED, 4096),
+        "qwen3-8b": (_sizes(4096, 12288, 36, 32, 8) | _QWEN3, 4096),
+        "qwen3-14b": (_sizes(5120, 17408, 40, 40, 8) | _QWEN3, 4096),
+        "qwen3-32b": (_sizes(5120, 25600, 64, 64, 8) | _QWEN3, 4096),
+        "qwen3-30b-a3b": (
+            _sizes(2048, 6144, 48, 32, 4)
+            | _QWEN3
+            | {
+                "model_type": "qwen3_moe",
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768,
+                "norm_topk_prob": True,
+            },
+            4096,
+        ),
+        # Source: Jiang et al. 2024, "Mixtral of Experts" (arXiv 2401.04088), table 1, and the
+        # config.json of mistralai/Mixtral-8x7B-v0.1. The length is our choice.
+        "mixtral-8x7b": (
+            _sizes(4096, 14336, 32, 32, 8)
+            | {
+                "model_type": "mixtral",
+                "vocab_size": 32000,
+                "max_position_embeddings": 32768,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1e6,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+                "sliding_window": None,
+            },
+            4096,
+        ),
+    }
+)
+"""Models of the table of families (`family_table.py`): a `config.json`, and tokens of a sample."""
 
 
 def _family(
@@ -100,6 +176,17 @@ SIZED: MappingProxyType[str, tuple[str, dict[str, int]]] = MappingProxyType(
 """Models that are no Llama: family (`families.py`) and sizes."""
 
 
+UNETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        # Source: Ho et al. 2020, "Denoising Diffusion Probabilistic Models" (arXiv 2006.11239),
+        # appendix B, and its code: the models of CIFAR-10 (35.7M) and of LSUN and CelebA-HQ (114M).
+        "unet-ddpm32": {"image": 32, "width": 128, "multiples": (1, 2, 2, 2)},
+        "unet-ddpm256": {"image": 256, "width": 128, "multiples": (1, 1, 2, 2, 4, 4)},
+    }
+)
+"""U-Nets of diffusion models: sizes of `unet.py`."""
+
+
 LENGTHENED = ("encoder", "gpt")
 """Families whose sequences are text, of any length; the positions of a vit are its patches."""
 _OTHER_MODELS = "other models: a config.json, module:function, or a lowered step"
@@ -107,20 +194,34 @@ _OTHER_MODELS = "other models: a config.json, module:function, or a lowered step
 
 def preset_names() -> tuple[str, ...]:
     """All presets."""
-    return (*PRESETS, *SIZED)
+    return (*PRESETS, *CONFIGS, *SIZED, *UNETS)
+
+
+def preset_list() -> str:
+    """All presets in words, the sizes of a model side by side: llama2-7b, -13b, -70b."""
+    words, last = [], ""
+    for name in preset_names():
+        model, _, size = name.partition("-")
+        words.append(f"-{size}" if model == last else name)
+        last = model
+    return ", ".join(words)
 
 
 def preset_config(name: str) -> dict[str, Any]:
-    """The config of a preset: keys of a `config.json` for Llama, sizes for the others.
+    """The config of a preset: keys of a `config.json`, or sizes of `SIZED` or `UNETS`.
 
     Raises UsageError for an unknown name.
     """
     if name not in preset_names():
         raise UsageError(
             "SW_PRESET",
-            f"preset requires one of {', '.join(preset_names())}, got {name}",
+            f"preset requires one of {preset_list()}, got {name}",
             hint=did_you_mean(name, preset_names(), _OTHER_MODELS),
         )
+    if name in CONFIGS:
+        return dict(CONFIGS[name][0])
+    if name in UNETS:
+        return dict(UNETS[name])
     return dict(PRESETS[name] if name in PRESETS else SIZED[name][1])
 
 
@@ -148,10 +249,13 @@ def preset_task(
     Raises: UsageError for adapters of a model that is no decoder of the family table.
     """
     config = preset_config(name)
-    most = "max_position_embeddings" if name in PRESETS else "positions"
-    if name in PRESETS or SIZED[name][0] in LENGTHENED:
+    if name in UNETS:
+        return _unet_task(name, config, seq_len, dtype, remat, **options)
+    most = "positions" if name in SIZED else "max_position_embeddings"
+    if name not in SIZED or SIZED[name][0] in LENGTHENED:
         config[most] = max(config[most], seq_len)
-    if name in PRESETS:
+    if name not in SIZED:
+        seq_len = seq_len or (CONFIGS[name][1] if name in CONFIGS else 0)
         from shardwright.orchestrator.models.config_task import train_task
 
         options |= {"dtype": dtype, "remat": remat}
@@ -174,3 +278,20 @@ def preset_task(
     length = seq_len or sizes.positions
     chosen = TaskOptions(seq_len=length, precision=precision, remat=remat, name=name, **options)
     return family_task(family, sizes, chosen)
+
+
+def _unet_task(
+    name: str, config: dict[str, Any], seq_len: int, dtype: str, remat: str, **options: Any
+) -> TrainTask:
+    from shardwright.orchestrator.models import unet
+    from shardwright.orchestrator.models.blocks import TaskOptions
+    from shardwright.orchestrator.models.layers import Precision
+
+    chosen = TaskOptions(
+        seq_len=seq_len or 1,
+        precision=Precision(activations=dtype),
+        remat=remat,
+        name=name,
+        **options,
+    )
+    return unet.train_task(unet.UNet(**config), chosen)

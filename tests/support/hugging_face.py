@@ -4,6 +4,7 @@ gradients, under our names of parameters.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,16 @@ from shardwright.orchestrator.models.architecture import Architecture, Layer, st
 
 Arrays = Mapping[str, np.ndarray]
 _SPREAD = 0.1
+
+
+def written(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as the library saves it, with every key."""
+    from transformers import AutoConfig
+
+    found: dict[str, Any] = json.loads(
+        AutoConfig.for_model(**config).to_json_string(use_diff=False)
+    )
+    return found
 
 
 class Reference:

@@ -6,8 +6,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardwright.orchestrator.models.architecture import Activation, Architecture, Experts, Layer
-from shardwright.orchestrator.models.config_fields import NO_EFFECT, PLAIN, ROPE_TYPES
+from shardwright.orchestrator.models.architecture import (
+    Activation,
+    Architecture,
+    Experts,
+    LatentAttention,
+    Layer,
+)
+from shardwright.orchestrator.models.config_fields import LABELS, NO_EFFECT, PLAIN, ROPE_TYPES
 from shardwright.orchestrator.models.family_table import FAMILIES, Row, read
 from tests.support.tiny_configs import tiny
 
@@ -28,6 +34,7 @@ Every key of a config is read, without effect on a training step, or refused by 
 _NORMS = {"rms": "RMS", "rms1": "RMS, scale 1 + weight", "layer": "layer"}
 _PLACES = {
     "pre": "before attention and MLP",
+    "post": "behind the sums of attention and MLP",
     "sandwich": "before and behind attention and MLP",
     "parallel": "of attention and MLP side by side",
 }
@@ -42,6 +49,8 @@ def page() -> str:
     )
     for name, row in FAMILIES.items():
         _, fields = read(tiny(name))
+        if row.inner:
+            fields.read = {row.inner[0]: ""}
         keys = ", ".join(_key(key, kind) for key, kind in fields.read.items() if key not in PLAIN)
         others = ", ".join(f"`{key}`" for key in row.without_effect)
         parts.append(f"| `{name}` | {keys} | {others} |")
@@ -51,6 +60,8 @@ def page() -> str:
         " `rope_theta` or in `rope_parameters`.\n\n## Keys without effect on a training step\n"
     )
     parts.append(", ".join(f"`{key}`" for key in sorted(NO_EFFECT)) + ".\n")
+    labels = ", ".join(f"`{key}`" for key in LABELS)
+    parts.append(f"Where no class is told: {labels}.\n")
     parts.append("## Published configs whose parameters are counted\n\n| model | parameters |")
     parts.append("|---|---|")
     models = json.loads(PUBLISHED.read_text())["models"]
@@ -65,14 +76,24 @@ def _key(key: str, kind: str) -> str:
 
 def _parts(name: str, row: Row) -> str:
     """The parts of a family in words."""
+    if row.inner:
+        return f"those of `{row.inner[1]}`, read from `{row.inner[0]}`"
     model, _ = read(tiny(name))
     norm = f"{_NORMS[row.norm]} norms {_PLACES[model.layers[0].placement]}"
     return "; ".join((norm, *_attention(row, model.layers[0]), *_feed(row, model), *_rest(row)))
 
 
 def _attention(row: Row, layer: Layer) -> Iterator[str]:
-    yield "multi-head attention" if row.kv_heads == "none" else "grouped-query attention"
-    if layer.attention.head_norm:
+    a = layer.attention
+    if isinstance(a, LatentAttention):
+        yield "latent attention (keys and values of one narrow vector); rotary positions of a part"
+        return
+    seen = "" if a.causal else " to all positions"
+    kind = "multi-head" if row.kv_heads in ("none", "equal") else "grouped-query"
+    yield f"{kind} attention{seen}"
+    if row.relative:
+        yield "scores by distance, no scale"
+    if a.head_norm:
         yield "norms of queries and keys"
     if row.windows:
         yield (
@@ -101,13 +122,27 @@ def _feed(row: Row, model: Architecture) -> Iterator[str]:
     if isinstance(feed, Experts):
         clamped = "clamped " if feed.limit else ""
         yield f"experts ({clamped}SwiGLU) behind a router: {feed.router}; no row is dropped"
+        if feed.shared:
+            yield "the best groups of experts, one shared; first layers dense"
     elif feed.gated:
-        yield "SwiGLU" if feed.activation is Activation.SILU else "GeGLU"
+        yield (
+            "MLP or gated MLP"
+            if model.encoder
+            else "SwiGLU"
+            if feed.activation is Activation.SILU
+            else "GeGLU"
+        )
     else:
         yield "MLP"
 
 
 def _rest(row: Row) -> Iterator[str]:
+    if row.encodes:
+        yield "an encoder, and attention to it; samples are two sequences"
+    if row.masked:
+        yield "kinds of text, a transform before the tied output projection"
+    if row.patches:
+        yield "patches of images, whose class is told"
     if row.embed_root:
         yield "embeddings times the root of the width"
     if row.multipliers:

@@ -154,6 +154,16 @@ TINY["gemma3"] = {
 """Configs by `model_type`, without that key."""
 
 
+def of_bytes(model_type: str) -> tuple[dict[str, Any], int]:
+    """The tiny config of a family with a vocabulary of bytes, and the length of its samples."""
+    config = tiny(model_type)
+    if "image_size" in config:
+        return config, 0
+    inner = config.get("text_config")
+    words = {"vocab_size": 256}
+    return config | ({"text_config": inner | words} if inner else words), 8
+
+
 def tiny(model_type: str, **changes: Any) -> dict[str, Any]:
     """The tiny config of a family."""
     return {"model_type": model_type} | TINY[model_type] | changes

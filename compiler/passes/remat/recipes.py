@@ -117,6 +117,7 @@ class Recipes:
         self.producers = graph.producers()
         self.position = {op: i for i, op in enumerate(graph.ops)}
         self.constants = constant_exprs(graph)
+        self._short_rows: dict[int, set[Value]] = {}
         self._widest = self._widest_leaves(graph)
 
     def _widest_leaves(self, graph: Graph) -> dict[Value, float]:
@@ -169,27 +170,27 @@ class Recipes:
 
     def _ends(self, value: Value, x: Value) -> bool:
         """Whether a recipe for `value` ends at `x`: what is small, and is not of short rows."""
-        return shrinks(value, x) and not self._is_of_short_rows(value, x)
+        return shrinks(value, x) and x not in self._of_short_rows(value.type.num_bytes)
 
-    def _is_of_short_rows(self, value: Value, x: Value) -> bool:
-        """Whether `x` is a figure of short rows as large as `value`, or follows from such alone."""
-        seen, todo = set[Value](), [x]
-        while todo:
-            x = todo.pop()
-            op = self.producers.get(x)
-            if op is None or not shrinks(value, x):
-                return False
-            if op.name in REDUCTIONS and combination(op) in self.figures:
-                row = op.operands[0].type.num_elements // x.type.num_elements
-                if row > self.short_row or shrinks(value, op.operands[0]):
-                    return False
-                continue
-            given = [v for v in operands_of(op, x) if v not in self.constants]
-            if not is_cheap(op) or not given:
-                return False
-            todo += (v for v in given if v not in seen)
-            seen.update(given)
-        return True
+    def _of_short_rows(self, size: int) -> set[Value]:
+        """Figures of short rows of so many bytes, and what follows from such alone. All of them at
+        once, in order: a sort is a chain of thousands of cheap ops."""
+        if size not in self._short_rows:
+            found = self._short_rows[size] = set[Value]()
+            for op in self.position:
+                found.update(x for x in op.results if self._is_of_short_rows(size, op, x, found))
+        return self._short_rows[size]
+
+    def _is_of_short_rows(self, size: int, op: Op, x: Value, found: Collection[Value]) -> bool:
+        """Whether a result `x` of `op` is one of those, given those before it."""
+        if x.type.num_bytes * RATIO > size:
+            return False
+        if op.name in REDUCTIONS and combination(op) in self.figures:
+            row = op.operands[0].type.num_elements // x.type.num_elements
+            is_row = op.operands[0].type.num_bytes * RATIO > size
+            return row <= self.short_row and is_row
+        given = [v for v in operands_of(op, x) if v not in self.constants]
+        return is_cheap(op) and bool(given) and all(v in found for v in given)
 
     def _search(
         self,

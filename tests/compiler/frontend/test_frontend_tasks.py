@@ -31,6 +31,7 @@ from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import How
 from shardwright.orchestrator.models.presets import (
+    CONFIGS,
     PRESETS,
     preset_config,
     preset_names,
@@ -339,12 +340,24 @@ def test_published_parameter_counts() -> None:
         "llama2-70b": 68_976_648_192,
         "llama3-8b": 8_030_261_248,
         "llama3-70b": 70_553_706_496,
+        "llama3.1-8b": 8_030_261_248,
+        "llama3.1-70b": 70_553_706_496,
+        "llama3.1-405b": 405_853_388_800,
+        "llama3.2-1b": 1_235_814_400,
+        "llama3.2-3b": 3_212_749_824,
+        "llama3.3-70b": 70_553_706_496,
+        "qwen3-0.6b": 596_049_920,
+        "qwen3-1.7b": 1_720_574_976,
+        "qwen3-4b": 4_022_468_096,
+        "qwen3-8b": 8_190_735_360,
+        "qwen3-14b": 14_768_307_200,
+        "qwen3-32b": 32_762_123_264,
+        "qwen3-30b-a3b": 30_532_122_624,
+        "mixtral-8x7b": 46_702_792_704,
     }
-    assert set(PRESETS) == set(published)
+    assert {*PRESETS, *CONFIGS} == set(published)
     for name, count in published.items():
-        config = architecture_of(preset_config(name))
-        shapes = jax.eval_shape(lambda c=config: leaves.init_params(c, jax.random.key(0)))
-        assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+        assert leaves.count_params(architecture_of(preset_config(name))) == count, name
 
 
 def test_published_parameter_counts_of_other_families() -> None:
@@ -366,7 +379,7 @@ def test_published_parameter_counts_of_other_families() -> None:
         "vit-base": 86_567_656,
         "vit-large": 304_326_632,
     }
-    assert set(preset_names()) == set(PRESETS) | set(published)
+    assert set(preset_names()) == {*PRESETS, *CONFIGS, *published}
     for name, count in published.items():
         params, _ = jax.eval_shape(preset_task(name).init, jax.random.key(0))
         assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count, name
@@ -394,12 +407,16 @@ def test_the_task_of_bert_has_two_segments() -> None:
 def test_preset_task() -> None:
     task = preset_task("llama3-8b", dtype="bf16", remat="selective")
     assert task.tokens_per_sample == 8192
+    assert preset_task("llama3.1-8b").tokens_per_sample == 8192  # of 131,072 that it may reach
+    assert preset_task("qwen3-8b", seq_len=65536).tokens_per_sample == 65536
     assert task.full_precision is not None
     for name, hint in (("Llama2_7B", "mean llama2-7b"), ("step.py", "module:function")):
         with pytest.raises(UsageError) as caught:
             preset_config(name)
         assert hint in caught.value.diagnostic.hint
-    with pytest.raises(UsageError, match="preset requires one of llama2-7b"):
+    with pytest.raises(
+        UsageError, match=r"preset requires one of llama2-7b, -13b, -70b, .*, llama3.1-8b"
+    ):
         preset_task("llama9")
 
 

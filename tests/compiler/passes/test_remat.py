@@ -303,15 +303,20 @@ def test_what_cannot_pay_is_known_without_a_search(build: Callable) -> None:
     assert refused > 20
 
 
-def test_figures_are_found_behind_many_ops_that_share_operands() -> None:
-    """Networks of sorts are thousands of cheap ops, each of which reads the one before twice."""
+def test_a_long_chain_of_cheap_ops_is_followed_to_its_end() -> None:
+    """As of a sort of all rows: behind it a figure of short rows is still one."""
 
-    def built(x: jax.Array) -> jax.Array:
-        most = jnp.max(x.reshape(-1, 8), axis=1)
-        for _ in range(1500):
-            most = most + jnp.flip(most)
-        return jnp.broadcast_to(most[:, None], (most.size, 8)) * x.reshape(-1, 8)
+    def chained(x: jax.Array, length: int) -> jax.Array:
+        low = jnp.max(x, axis=-1)
+        for _ in range(length):
+            low = jnp.minimum(low, low[::-1])
+        return jnp.exp(x - low[:, None])
 
-    graph = graph_of(built, jnp.ones(64))
-    found = Recipes(graph).find(graph.outputs[0], lambda _: False, lambda _: False)
-    assert found is None  # the figure of a short row is kept, not made again
+    rows = np.random.default_rng(3).normal(size=(T, T)).astype(np.float32)
+    found = []
+    for length in (2, 1500):
+        graph = graph_of(lambda x, n=length: chained(x, n), rows)
+        recipes = Recipes(graph)
+        recipe = recipes.find(graph.outputs[0], lambda _: True, lambda _: False)
+        found.append(recipe and [leaf in graph.inputs for leaf in recipe.leaves])
+    assert found[0] == found[1]

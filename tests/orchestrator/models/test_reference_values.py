@@ -14,7 +14,7 @@ from shardwright.orchestrator.models.layers import EXACT, How
 from tests.support.tiny_configs import tiny
 
 pytest.importorskip("transformers", reason="the extra `reference` brings it")
-from tests.support.hugging_face import Reference
+from tests.support.hugging_face import Reference, written
 
 MOST = 1e-5
 
@@ -63,3 +63,10 @@ def test_values_and_gradients_are_the_librarys(family: str, length: int) -> None
             assert np.linalg.norm(leaf) <= 1e-5 * largest, name
         else:
             assert distance(leaf, wanted) <= MOST, (name, distance(leaf, wanted))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_the_library_writes_is_read(family: str) -> None:
+    """A config as transformers 5 saves it, every key of it: the same model as of the short one."""
+    given = tiny(family)
+    assert architecture_of(written(given)) == architecture_of(given)
