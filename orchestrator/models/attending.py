@@ -81,7 +81,8 @@ def attention(
 ) -> jax.Array:
     """Attention of positions [B, T, D] to each other with what `part` has besides."""
     if isinstance(part, LatentAttention):
-        return _latent(part, layer, x, given, how)
+        made = narrowed(part, layer, x, given.tables[part.rope])
+        return widened(part, layer, made, how)
     q, k, v = heads(part, layer, projected(layer, x, "q", "k", "v"), given.tables.get(part.rope))
     return attended(part, layer, q, k, v, how, given.distances)
 
@@ -157,21 +158,37 @@ def _mixed(shares: jax.Array, v: jax.Array, how: How) -> jax.Array:
     return mixed.reshape(v.shape[0], shares.shape[3], -1)
 
 
-def _latent(
-    part: LatentAttention, layer: Params, x: jax.Array, given: Given, how: How
-) -> jax.Array:
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """What latent attention makes of positions: queries without positions [B, T, H, P] and with
+    them [B, T, H, U], and what a cache keeps: the vector that keys and values are products of
+    [B, T, R], and the keys with positions [B, T, U], which heads share."""
+
+    plain: jax.Array
+    turned: jax.Array
+    latent: jax.Array
+    common: jax.Array
+
+
+def narrowed(part: LatentAttention, layer: Params, x: jax.Array, turned: Tables | None) -> Narrow:
+    """The parts of latent attention of positions [B, T, D]."""
     a, (b, t, _) = part, x.shape
-    turned = given.tables[a.rope]
     assert turned is not None
     read = normed(a.norm, layer, "q_norm", linear(layer, "_q_down", x)) if a.query_rank else x
     q = linear(layer, "q", read).reshape(b, t, a.heads, -1)
     narrow = linear(layer, "_kv_down", x)
     latent = normed(a.norm, layer, "kv_norm", narrow[..., : a.rank])
-    kv = linear(layer, "_kv", latent).reshape(b, t, a.heads, -1)
     common = rotate(narrow[:, :, None, a.rank :], turned, interleaved=a.rope.interleaved)
-    common = jnp.broadcast_to(common, (b, t, a.heads, a.turned_dim))
     end = rotate(q[..., a.plain_dim :], turned, interleaved=a.rope.interleaved)
-    q = jnp.concatenate([q[..., : a.plain_dim], end], axis=-1)
+    return Narrow(q[..., : a.plain_dim], end, latent, common[:, :, 0])
+
+
+def widened(part: LatentAttention, layer: Params, given: Narrow, how: How) -> jax.Array:
+    """Latent attention of positions to each other, with keys and values of every head."""
+    a, (b, t, _) = part, given.latent.shape
+    kv = linear(layer, "_kv", given.latent).reshape(b, t, a.heads, -1)
+    common = jnp.broadcast_to(given.common[:, :, None], (b, t, a.heads, a.turned_dim))
+    q = jnp.concatenate([given.plain, given.turned], axis=-1)
     k = jnp.concatenate([kv[..., : a.plain_dim], common], axis=-1)
     scores = hide_later(_scores(q[:, :, :, None], k, a.scale))
     return linear(layer, "o", _mixed(_softmax(scores, None), kv[..., a.plain_dim :], how))

@@ -1,7 +1,8 @@
 """Inference with a decoder: the prefill of a batch of prompts, and one step that decodes one token
 of every sequence, with the keys and values of earlier positions in a cache.
 
-The cache holds keys and values [B, K, C, E] of every layer, stacked as the layers are, the token
+The cache holds keys and values [B, K, C, E] of every layer (of latent attention the vectors
+[B, C, R] that they are products of), stacked as the layers are, the token
 that comes next of every sequence [B], and its position, which all sequences share (static
 batching). A layer with a window keeps its last C = window positions, position p at p modulo C;
 every other layer keeps all of the context. A decode step reads the cache as it is and attends to
@@ -42,7 +43,8 @@ from shardwright.orchestrator.models.rope import Rope, Tables, tables
 
 Cache = dict[str, Any]
 Pair = dict[str, jax.Array]
-"""Keys and values of one layer, `k` and `v`."""
+"""Keys and values of one layer, `k` and `v`, or of latent attention `latent` and `common`."""
+Kind = Attention | LatentAttention
 
 
 def cache_shapes(model: Architecture, sequences: int, context: int) -> dict[str, Any]:
@@ -50,8 +52,10 @@ def cache_shapes(model: Architecture, sequences: int, context: int) -> dict[str,
     stack = stacked(model.layers)
 
     def pair(layer: Layer, *outer: int) -> Shapes:
-        a = _cached(layer)
-        shape = (*outer, sequences, a.kv_heads, _room(a, context), a.head_dim)
+        a, many = layer.attention, (*outer, sequences)
+        if isinstance(a, LatentAttention):
+            return {"latent": (*many, context, a.rank), "common": (*many, context, a.turned_dim)}
+        shape = (*many, a.kv_heads, _room(a, context), a.head_dim)
         return {"k": shape, "v": shape}
 
     period = [pair(layer, stack.times) for layer in stack.period]
@@ -66,27 +70,16 @@ def _numbered(parts: list[Shapes]) -> dict[str, Shapes]:
     return {str(number): part for number, part in enumerate(parts)}
 
 
-def _cached(layer: Layer) -> Attention:
-    """The attention whose keys and values are cached."""
-    assert isinstance(layer.attention, Attention), "see `check_decodes`"
-    return layer.attention
-
-
 def check_decodes(model: Architecture, name: str, mode: str) -> None:
     """Raises UsageError for a model that is no decoder with keys and values to cache."""
-    parts = [layer.attention for layer in model.layers]
-    if model.encoder or model.patches or not all(a.causal for a in parts):
-        what = "an encoder"
-    elif any(isinstance(a, LatentAttention) for a in parts):
-        what = "a model with latent attention, whose cache is not built"
-    else:
-        return
-    raise UsageError(
-        "SW_MODE",
-        f"model.mode = {mode} requires a decoder, which has keys and values to cache, got {name},"
-        f" {what}",
-        hint="shardwright compile times its forward pass, lowered to HLO",
-    )
+    is_causal = all(layer.attention.causal for layer in model.layers)
+    if model.encoder or model.patches or not is_causal:
+        raise UsageError(
+            "SW_MODE",
+            f"model.mode = {mode} requires a decoder alone, which has keys and values to cache, got"
+            f" {name}, which has an encoder",
+            hint="shardwright compile times its forward pass, lowered to HLO",
+        )
 
 
 def _room(part: Attention, context: int) -> int:
@@ -100,7 +93,8 @@ def empty_cache(
     """A cache with nothing in it."""
 
     def made(path: tuple[Any, ...], shape: tuple[int, ...]) -> jax.Array:
-        return jnp.zeros(shape, precision.dtype if path[-1].key in ("k", "v") else jnp.int32)
+        is_number = path[-1].key in ("token", "position")
+        return jnp.zeros(shape, jnp.int32 if is_number else precision.dtype)
 
     tree = cache_shapes(model, sequences, context)
     cache: Cache = jax.tree.map_with_path(made, tree, is_leaf=lambda node: isinstance(node, tuple))
@@ -117,8 +111,12 @@ def prefill(
     given = {rope: _tables(rope, context, None, length) for rope in decoder.ropes(model.layers)}
 
     def attend(
-        part: Attention, layer: Params, held: Pair | None, x: jax.Array
+        part: Kind, layer: Params, held: Pair | None, x: jax.Array
     ) -> tuple[jax.Array, Pair]:
+        if isinstance(part, LatentAttention):
+            own = attending.narrowed(part, layer, x, given[part.rope])
+            kept = {name: _kept(row[:, :, None], context)[:, 0] for name, row in _vectors(own)}
+            return attending.widened(part, layer, own, how), kept
         made = attending.projected(layer, x, "q", "k", "v")
         q, k, v = attending.heads(part, layer, made, given[part.rope])
         room = _room(part, context)
@@ -152,9 +150,12 @@ def decode(
     given = {rope: _tables(rope, context, position) for rope in decoder.ropes(model.layers)}
 
     def attend(
-        part: Attention, layer: Params, held: Pair | None, x: jax.Array
+        part: Kind, layer: Params, held: Pair | None, x: jax.Array
     ) -> tuple[jax.Array, Pair]:
         assert held is not None, "a decode step has a cache"
+        if isinstance(part, LatentAttention):
+            own = attending.narrowed(part, layer, x, given[part.rope])
+            return _absorbed(part, layer, own, held, position), dict(_vectors(own))
         made = attending.projected(layer, x, "q", "k", "v")
         q, k, v = attending.heads(part, layer, made, given[part.rope])
         new = {"k": jnp.swapaxes(k, 1, 2), "v": jnp.swapaxes(v, 1, 2)}
@@ -185,22 +186,64 @@ def _attended(
     part: Attention, layer: Params, q: jax.Array, held: Pair, new: Pair, position: jax.Array
 ) -> jax.Array:
     """What the new token [B, 1, K, G, E] takes from the positions in the cache and from itself."""
-    dtype, room = q.dtype, held["k"].shape[2]
-    before = attending.scored(part, q, held["k"], _HELD)
-    before = jnp.where(_is_seen(room, position), before, MASKED)
-    own = attending.scored(part, q, new["k"], _HELD)
-    most = jnp.maximum(jnp.max(before, axis=-1, keepdims=True), own)
-    if part.sinks:
-        sink = layer["sinks"].reshape(1, part.kv_heads, -1, 1, 1).astype(jnp.float32)
-        most = jnp.maximum(most, sink)
-    powers, own = jnp.exp(before - most), jnp.exp(own - most)
-    total = jnp.sum(powers, axis=-1, keepdims=True) + own
-    if part.sinks:
-        total = total + jnp.exp(sink - most)
-    mixed = jnp.einsum("bkgts,bkse->btkge", (powers / total).astype(dtype), held["v"])
-    share = jnp.einsum("bkgts->btkgs", (own / total).astype(dtype))
+    dtype = q.dtype
+    before, own = (attending.scored(part, q, keys, _HELD) for keys in (held["k"], new["k"]))
+    sink = layer["sinks"].reshape(1, part.kv_heads, -1, 1, 1) if part.sinks else None
+    before, own = _shares(before, own, position, sink)
+    mixed = jnp.einsum("bkgts,bkse->btkge", before.astype(dtype), held["v"])
+    share = jnp.einsum("bkgts->btkgs", own.astype(dtype))
     mixed = mixed + share * jnp.einsum("bkse->bske", new["v"])[:, :, :, None]
     return attending.linear(layer, "o", mixed.reshape(*q.shape[:2], -1))
+
+
+def _vectors(given: attending.Narrow) -> list[tuple[str, jax.Array]]:
+    """What a cache keeps of positions [B, T, .] of latent attention."""
+    return [("latent", given.latent), ("common", given.common)]
+
+
+def _absorbed(
+    part: LatentAttention,
+    layer: Params,
+    new: attending.Narrow,
+    held: Pair,
+    position: jax.Array,
+) -> jax.Array:
+    """The same of latent attention. Queries are multiplied with what makes keys, and what is mixed
+    with what makes values, so that the vectors in the cache are read as they are (DeepSeek-V2,
+    section 2.1.2).
+    """
+    a, dtype = part, new.plain.dtype
+    wide = layer["w_kv"].astype(dtype).reshape(a.rank, a.heads, -1)
+    keys, values = wide[..., : a.plain_dim], wide[..., a.plain_dim :]
+    query = jnp.einsum("bthe,rhe->bthr", new.plain, keys)
+
+    def scored(latent: jax.Array, common: jax.Array) -> jax.Array:
+        plain = jnp.einsum("bthr,bsr->bhts", query, latent).astype(jnp.float32)
+        turned = jnp.einsum("bthe,bse->bhts", new.turned, common).astype(jnp.float32)
+        return (plain + turned) * a.scale
+
+    earlier = scored(held["latent"], held["common"])
+    before, own = _shares(earlier, scored(new.latent, new.common), position, None)
+    mixed = jnp.einsum("bhts,bsr->bthr", before.astype(dtype), held["latent"])
+    mixed = mixed + jnp.einsum("bhts,bsr->bthr", own.astype(dtype), new.latent)
+    made = jnp.einsum("bthr,rhe->bthe", mixed, values)
+    return attending.linear(layer, "o", made.reshape(*made.shape[:2], -1))
+
+
+def _shares(
+    before: jax.Array, own: jax.Array, position: jax.Array, sink: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Softmax of the scores of the places in the cache [..., 1, C] and of the token at `position`
+    itself [..., 1, 1], beside a score per head if there are sinks."""
+    before = jnp.where(_is_seen(before.shape[-1], position), before, MASKED)
+    most = jnp.maximum(jnp.max(before, axis=-1, keepdims=True), own)
+    if sink is not None:
+        most = jnp.maximum(most, sink.astype(jnp.float32))
+    powers, own = jnp.exp(before - most), jnp.exp(own - most)
+    total = jnp.sum(powers, axis=-1, keepdims=True) + own
+    if sink is not None:
+        total = total + jnp.exp(sink.astype(jnp.float32) - most)
+    return powers / total, own / total
 
 
 def _is_seen(room: int, position: jax.Array) -> jax.Array:
@@ -218,7 +261,7 @@ def _run(
     cache: Cache | None,
     x: jax.Array,
     how: How,
-    attend: Callable[[Attention, Params, Pair | None, jax.Array], tuple[jax.Array, Pair]],
+    attend: Callable[[Kind, Params, Pair | None, jax.Array], tuple[jax.Array, Pair]],
 ) -> tuple[jax.Array, Cache]:
     """All layers, each with its part of the cache; what leaves them, and what `attend` made."""
     stack = stacked(model.layers)
@@ -228,7 +271,7 @@ def _run(
         made: list[Pair] = []
 
         def attended(given: jax.Array) -> jax.Array:
-            found, new = attend(_cached(part), layer, pair, given)
+            found, new = attend(part.attention, layer, pair, given)
             made.append(new)
             return found
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.frontend.task import Mode
 from shardwright.orchestrator.models import decoder, generation, leaves
@@ -33,7 +34,8 @@ MESHES: dict[str, dict[str, int]] = {
     "dp": {"dp_replicate": 2},
     "both": {"dp_shard": 2, "tp": 4},
 }
-CELLS = [(family, mesh) for family in FAMILIES for mesh in MESHES]
+ENCODERS = ("bert", "t5", "vit")
+CELLS = [(f, mesh) for f in FAMILIES if f not in ENCODERS for mesh in MESHES]
 QUICK = [("mistral", "one core"), ("llama", "tp")]
 MATRIX = [("gpt_oss", "both"), ("gemma3_text", "dp")]
 REST = [cell for cell in CELLS if cell not in (*QUICK, *MATRIX)]
@@ -70,6 +72,15 @@ def run_of(task: object, mesh: str, folder: Path) -> ValueRun:
 
 def params_of(model: Architecture) -> Params:
     return jax.jit(lambda key: leaves.init_params(model, key))(jax.random.key(0))
+
+
+@pytest.mark.parametrize("mode", [Mode.PREFILL, Mode.DECODE])
+@pytest.mark.parametrize("family", ENCODERS)
+def test_what_has_an_encoder_has_no_cache(family: str, mode: Mode) -> None:
+    serving = Serving(mode=mode, sequences=SEQUENCES, context=CONTEXT, name=family)
+    with pytest.raises(UsageError, match=f"got {family}, which has an encoder") as error:
+        generation.serving_task(architecture_of(tiny(family)), serving)
+    assert error.value.code == "SW_MODE"
 
 
 @pytest.mark.parametrize(("family", "mesh"), long_in_matrix(CELLS, MATRIX, REST))
