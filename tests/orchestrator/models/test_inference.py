@@ -35,7 +35,7 @@ MESHES: dict[str, dict[str, int]] = {
 }
 CELLS = [(family, mesh) for family in FAMILIES for mesh in MESHES]
 QUICK = [("mistral", "one core"), ("llama", "tp")]
-MATRIX = [("gpt_oss", "both"), ("gemma3_text", "dp")]
+MATRIX = [("qwen2", "both")]
 REST = [cell for cell in CELLS if cell not in (*QUICK, *MATRIX)]
 
 
