@@ -65,6 +65,7 @@ def test_arguments_are_exact_and_batches_count_every_micro_batch() -> None:
     assert memory.argument_bytes == {
         "parameters": BYTES,
         "optimizer": BYTES // 2,
+        "cache": 0,
         "gradients": BYTES,
         "activations": 0,
         "gathered": 0,

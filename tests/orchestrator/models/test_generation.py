@@ -37,7 +37,7 @@ MESHES: dict[str, dict[str, int]] = {
 ENCODERS = ("bert", "t5", "vit")
 CELLS = [(f, mesh) for f in FAMILIES if f not in ENCODERS for mesh in MESHES]
 QUICK = [("mistral", "one core"), ("llama", "tp")]
-MATRIX = [("gpt_oss", "both"), ("gemma3_text", "dp")]
+MATRIX = [("qwen2", "both")]
 REST = [cell for cell in CELLS if cell not in (*QUICK, *MATRIX)]
 
 
