@@ -25,10 +25,17 @@ PLANNED = (
     "inference",
     "straggler",
     "long_context",
+    "lora",
+    "dpo",
     "torch_step",
 )
 QUICK = ("own_sharding",)  # to plan; the others are for the matrix
-EXHAUSTIVE = ("pipeline_13b", "long_context", "inference")  # nothing that others do not show
+EXHAUSTIVE = (
+    "pipeline_13b",
+    "long_context",
+    "inference",
+    "lora",
+)  # nothing that others do not show
 NEEDS = {"torch_step": "torchax"}  # libraries of an extra, which may not be installed
 RECORDED = "plan.out"
 SHARE = 0.1  # figures follow the compiler; more than this is another output
