@@ -35,7 +35,7 @@ from shardwright.compiler.frontend.roles import Use, check_parameters, roles_of
 from shardwright.compiler.frontend.state import array_step, state_tree
 from shardwright.compiler.frontend.step_form import normal
 from shardwright.compiler.frontend.task import TrainTask
-from shardwright.compiler.frontend.user_code import called
+from shardwright.compiler.frontend.user_code import anew, called
 
 _DTYPE_NAMES = ", ".join(d.value for d in DType)
 
@@ -135,7 +135,9 @@ def _traced(
         with _users_line("step", base_dir):
             return jitted.trace(*state, task.batch(batch_size))
     except UsageError as error:
-        if task.samples in (0, batch_size) or error.code != "SW_TASK_RAISED":
+        if error.code != "SW_TASK_RAISED":
+            raise anew(error) from None
+        if task.samples in (0, batch_size):
             raise
         try:
             jitted.trace(*state, task.batch(task.samples))

@@ -25,7 +25,7 @@ from shardwright.compiler.frontend.step_form import (
     required_arguments,
 )
 from shardwright.compiler.frontend.task import BATCH, BatchFactory, TrainTask
-from shardwright.compiler.frontend.user_code import called, layers, location, per_device
+from shardwright.compiler.frontend.user_code import anew, called, layers, location, per_device
 
 STATE, KEY, CONSTANT = "state", "key", "constant"
 KINDS = (STATE, BATCH, KEY, CONSTANT)
@@ -328,8 +328,13 @@ def _kinds(
             state, _ = next_state(parts, results, settings.results)
         replaced.extend((*state, *(part.name for part in parts if part.is_mutable)))
 
-    with called(f"the step {step_name(step)}", base_dir, _HINT):
-        jax.eval_shape(probe, {name: shown.shapes[name] for name in given if name not in fixed})
+    try:
+        with called(f"the step {step_name(step)}", base_dir, _HINT):
+            jax.eval_shape(probe, {name: shown.shapes[name] for name in given if name not in fixed})
+    except UsageError as error:
+        if error.code == "SW_TASK_RAISED":
+            raise
+        raise anew(error) from None
     kinds |= {name: STATE for name in replaced}
     rest = {name: shown.shapes[name] for name in given if name not in kinds}
     kinds |= {name: KEY for name, own in rest.items() if _is_key(name, shown.trees[name], own)}

@@ -103,6 +103,12 @@ def location(function: Any) -> Loc | None:
     return Loc(Path(code.co_filename).name, code.co_firstlineno) if code else None
 
 
+def anew(error: UsageError) -> UsageError:
+    """The error without the notes of jax, through whose frames it came."""
+    d = error.diagnostic
+    return UsageError(d.code, d.message, d.loc, d.hint)
+
+
 def told(error: Exception) -> DiagnosticError:
     """The one message of whatever reached the command: a missing package, or a defect of ours, with
     the user's line where their code was at work."""
