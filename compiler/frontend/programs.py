@@ -59,7 +59,7 @@ def _source(program: Any, result: int) -> Any:
 
 def _added(equation: Any, makers: Mapping[Any, tuple[Any, int]]) -> Any:
     """The operand of an addition that zeros are added to; None of any other equation."""
-    if equation.primitive.name not in ("add", "add_any"):
+    if equation.primitive.name not in _ADDING:
         return None
     result = equation.outvars[0].aval
     whole = [v for v in equation.invars if not _is_zero(v, makers)]
@@ -76,7 +76,8 @@ def _is_zero(value: Any, makers: Mapping[Any, tuple[Any, int]]) -> bool:
     return bool(np.all(value.val == 0))
 
 
-_OF_A_SCALAR = ("broadcast_in_dim", "convert_element_type")
+_ADDING = frozenset(("add", "add_any"))  # primitives of jax
+_OF_A_SCALAR = frozenset(("broadcast_in_dim", "convert_element_type"))
 
 
 def _handed(equation: Any, result: int) -> Any:

@@ -197,7 +197,7 @@ _interleaved = _where(
     _strategy(schedule="interleaved"),
     activations=0.5,
 )
-_less_tensor_parallel = _halved("tp", "dp_shard", activations=1.0, parameters=1.0)
+_less_tensor_parallel = _halved("tp", "dp_shard", activations=1.0, parameters=1.0, frozen=1.0)
 _more_tensor_parallel = _halved("dp_shard", "tp")
 _copies_to_tensor_parallel = _halved("dp_replicate", "tp")
 _tensor_parallel_to_copies = _halved("tp", "dp_replicate", parameters=1.0)
@@ -212,7 +212,7 @@ def _one_copy(now: Situation) -> Ideas:
         yield Idea(mesh | _same_samples(now))
 
 
-_fewer_stages = _halved("pp", "dp_shard", parameters=1.0, optimizer=1.0)
+_fewer_stages = _halved("pp", "dp_shard", parameters=1.0, frozen=1.0, optimizer=1.0)
 _less_context_parallel = _halved("cp", "dp_shard", activations=1.0)
 
 
@@ -291,7 +291,9 @@ def _reduce_each(now: Situation) -> Ideas:
 
 def _save_gathered(now: Situation) -> Ideas:
     if now.strategy.reshard_after_forward and now.zero == WEIGHTS and now.size("dp_shard") > 1:
-        more = {"parameters": now.size("dp_shard") / 2.0}  # gathered in half of their type
+        ways = float(now.size("dp_shard"))
+        # Gathered in half of their type, frozen ones as they are stored.
+        more = {"parameters": ways / 2.0, "frozen": ways}
         yield Idea(_strategy(reshard_after_forward=False), more)
 
 
@@ -302,7 +304,8 @@ def _shards_inside_instances(now: Situation) -> Ideas:
         return
     if (shard // count) % now.size("ep") or now.size("dp_replicate") > 1:
         return
-    more = {name: count - 1.0 for name in ("parameters", "gradients", "optimizer")}
+    held = ("parameters", "frozen", "gradients", "optimizer")
+    more = {name: count - 1.0 for name in held}
     yield Idea(_mesh(now, dp_shard=shard // count, dp_replicate=count), more)
 
 

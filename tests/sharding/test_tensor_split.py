@@ -130,6 +130,39 @@ def test_the_cover_is_the_cheapest(widths: list[int]) -> None:
     assert fits(tuple(chosen)) and sum(price[f] for f in chosen) == best
 
 
+@given(st.integers(2, 9), st.lists(st.tuples(st.integers(2, 9), st.integers(1, 9)), max_size=3))
+@settings(deadline=None, max_examples=40)
+def test_the_fewest_elements_stay_whole(width: int, layers: list[tuple[int, int]]) -> None:
+    """Matrices with low-rank pairs beside them, against every choice that splits none twice."""
+    b = Builder()
+    x = h = b.input((3, width))
+    weights: list[Value] = []
+    for columns, rank in layers:
+        rows = h.type.shape[1]
+        matrix, low, high = (
+            b.input(shape) for shape in ((rows, columns), (rows, rank), (rank, columns))
+        )
+        weights += [matrix, low, high]
+        h = b.add(b.dot(h, matrix), b.dot(b.dot(h, low), high))
+    graph = b.finish(h)
+    classes = IndexClasses(graph)
+    price = prices(graph, classes, batch_labels(graph, {x: 0}).dims)
+    own = {w: {f for _, f in classes.families(w)} for w in weights}
+    allowed = sorted(set().union(*own.values()), key=lambda f: (f[0].type.shape, f[1]))
+
+    def cost(subset: frozenset[object]) -> tuple[int, int]:
+        whole = sum(w.type.num_elements for w in weights if not own[w] & subset)
+        return whole, sum(price[f] for f in subset)
+
+    every = (
+        frozenset(s) for n in range(len(allowed) + 1) for s in itertools.combinations(allowed, n)
+    )
+    best = min(cost(s) for s in every if all(len(own[w] & s) <= 1 for w in weights))
+    chosen = frozenset(cover(weights, classes, price, set(allowed)))
+    assert all(len(own[w] & chosen) <= 1 for w in weights)
+    assert cost(chosen) == best
+
+
 @pytest.mark.parametrize(
     ("kv_heads", "group", "ways", "atoms", "wq", "wk"),
     [

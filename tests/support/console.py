@@ -26,6 +26,7 @@ PAGES = (
     "README.md",
     "docs/first-ten-minutes.md",
     "docs/own-step.md",
+    "docs/lora.md",
     "docs/from.md",
     "docs/extending.md",
     "docs/what-ifs.md",
