@@ -52,6 +52,9 @@ class CompileOptions:
 
     native_int64: str = choice("default", "default", "enabled", "disabled")
 
+    double_precision: str = choice("refused", "refused", "f32")
+    """What becomes of 64-bit floats: an error (NCC_ESPP004), or fp32 with a warning."""
+
     implicit_integer_downcast: str = "default"
     """default, all, none, or a comma list of dot scatter all_reduce reduce_scatter pow."""
 

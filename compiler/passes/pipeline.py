@@ -14,7 +14,7 @@ from shardwright.compiler.passes.barriers import drop_barriers
 from shardwright.compiler.passes.canonicalise_dots import canonicalise_dots
 from shardwright.compiler.passes.cse import cse
 from shardwright.compiler.passes.dce import dce
-from shardwright.compiler.passes.doubles import check_doubles
+from shardwright.compiler.passes.doubles import check_doubles, narrow_doubles
 from shardwright.compiler.passes.fold import fold
 from shardwright.compiler.passes.formats import check_formats
 from shardwright.compiler.passes.integers import check_integers
@@ -58,6 +58,12 @@ SAVE_POLICY = Rewrite(
     "save_policy",
     save_policy,
     "layers save the lightest values that the rest follows from element by element",
+)
+NARROW_DOUBLES = Rewrite(
+    "narrow_doubles",
+    narrow_doubles,
+    "64-bit floats become fp32, where compiler.double_precision asks for it",
+    leaves=(NO_DOUBLES,),
 )
 DOUBLES = Rewrite(
     "doubles",
@@ -145,7 +151,8 @@ def step_passes(
     remat = REMAT_PASSES if options.attention == "flash" else ()
     if remat and save_rows:
         remat = (REMATERIALISE.given(short_row=0), *remat[1:])
-    passes = STEP_PASSES + remat + SAVE_PASSES
+    narrow = (NARROW_DOUBLES,) if options.double_precision == "f32" else ()
+    passes = narrow + STEP_PASSES + remat + SAVE_PASSES
     if samples != 1:
         return passes
     keeping = SIMPLIFY.given(keep_sums=True)

@@ -28,6 +28,7 @@ from shardwright.compiler.neff.bundle import program_bytes
 from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.outline.unit import Unit
+from shardwright.compiler.passes.doubles import doubles_narrowed
 from shardwright.compiler.passes.integers import downcasts
 from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
 from shardwright.compiler.program import StepProgram
@@ -88,7 +89,8 @@ def _read(
         graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
         check_outputs(graph, resolved.command.profile)
-        for finding in (*module.facts.findings, *downcasts(graph)):
+        narrowed = doubles_narrowed(graph, resolved.options)
+        for finding in (*module.facts.findings, *narrowed, *downcasts(graph)):
             log.say("warning", finding.render())
     note("captured", lambda: module_text(module.stablehlo), "mlir")
     _tell_ops(log, "imported", graph)

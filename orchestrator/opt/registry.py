@@ -37,6 +37,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
     {
         "the whole step": (
             preparing.REROLLED,
+            passes.NARROW_DOUBLES,
             passes.UNROLL,
             passes.FOLD,
             passes.CANONICALISE_DOTS,

@@ -21,6 +21,7 @@ from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.frontend.stablehlo import import_with_shardings
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.text import to_text
+from shardwright.compiler.passes.doubles import doubles_narrowed
 from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
 from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
@@ -191,6 +192,7 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
         note("captured", lambda: module_text(captured.artifact), "mlir")
         imported, user = import_with_shardings(captured.artifact, base_dir=job.base)
         note("roles", lambda: slots_text(imported, captured.inputs, captured.outputs))
+        narrowed = doubles_narrowed(imported, job.compiler)
         step("imported", imported)
         rolled = Rerolled(
             graph=imported, inputs=slots(captured.inputs), outputs=slots(captured.outputs)
@@ -200,7 +202,8 @@ def _traced(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Tr
         note("repeats", lambda: _repeats_text(rolled))
         passes = step_passes(job.compiler, samples, _saves_rows(job))
         rolled = dataclasses.replace(rolled, graph=run(rolled.graph, (*passes, DOUBLES)))
-    return Traced(rolled, samples, user, captured.name, captured.findings, captured.told)
+    findings = (*captured.findings, *narrowed)
+    return Traced(rolled, samples, user, captured.name, findings, captured.told)
 
 
 def _saves_rows(job: JobConfig) -> bool:

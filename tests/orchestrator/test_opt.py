@@ -64,7 +64,7 @@ def test_output_goes_to_a_file(file: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--pass", "folds"], 2, "requires one of unroll, fold"),
+        (["--pass", "folds"], 2, "requires one of narrow_doubles, unroll"),
         (["--pass", "localized"], 2, "got 'localized', which also reads where every value lives"),
         (["--pass", "fold,"], 2, "requires at least one name, and one behind every comma"),
         (["--pass", "fold dce"], 2, "requires names separated by commas"),
