@@ -150,6 +150,20 @@ def test_what_is_no_array_is_a_constant() -> None:
     assert captured.told == ("train is a constant", "seed is a constant")
 
 
+def masked(params: Any, opt_state: Any, inner: Any, weight: jax.Array, mask: jax.Array) -> Any:
+    return plain(params, opt_state, {"x": inner["x"] * weight * mask})
+
+
+def test_samples_are_told_from_what_all_of_them_share() -> None:
+    shared, own = np.ones((1, WIDTH), np.float32), np.ones((8, 1), np.float32)
+    captured = found(masked, *ARGUMENTS, shared, own, samples=4)
+    assert captured.told == (
+        "the batch is inner, mask",
+        "weight is not returned: it stays as it is",
+    )
+    assert [i.shape for i in captured.inputs if i.role == "batch"] == [(4, WIDTH), (4, 1)]
+
+
 def test_abstract_arguments_are_for_timing_only() -> None:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), ARGUMENTS)
     task = train_step(plain).task((shapes, {}))
