@@ -124,7 +124,7 @@ def job(report: Report) -> Said:
     samples = "1 sample" if batch["global_batch"] == 1 else f"{batch['global_batch']:,} samples"
     products = f" in {name}" if (name := products_text(report)) else ""
     text = (
-        f"{count_text(graph['params'])} parameters on {report['cores']:,} cores"
+        f"{count_text(graph['params']).rstrip()} parameters on {report['cores']:,} cores"
         f" ({cluster['instances']} x {cluster['target']}),"
         f" {count_text(graph['flops_per_step'])}FLOP{products} per step of {samples}{tokens},"
         f" {micro_batches_text(batch['num_microbatches'])}"
