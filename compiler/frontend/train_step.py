@@ -82,7 +82,8 @@ class TrainStep:
         return self._step(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._step, name)
+        step = object.__getattribute__(self, "_step")  # which a copy does not have at first
+        return getattr(step, name)
 
     def task(
         self,

@@ -4,6 +4,7 @@ about it, and what is refused.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -271,6 +272,14 @@ def test_what_is_not_clear_is_asked(
         found(step, *ARGUMENTS, *extra, samples=16, **settings)
     assert caught.value.code == code
     assert "bath" in words or Path(__file__).name in str(caught.value.loc)
+
+
+def test_a_decorated_step_is_the_step() -> None:
+    step = train_step(jax.jit(plain), loss="2")
+    assert step.__name__ == "plain" and step.lower(*ARGUMENTS).as_text().startswith("module")
+    again = copy.copy(step)
+    assert float(again(*ARGUMENTS)[2]) == float(plain(*ARGUMENTS)[2]) == WIDTH**2
+    assert again.settings is step.settings
 
 
 def test_a_rate_that_is_named_comes_back() -> None:
