@@ -397,7 +397,9 @@ def _loss(metrics: Mapping[str, Any], given: str, results: Any) -> str:
     raise UsageError(
         "SW_TASK_RESULT",
         f"step requires {asked} in float among its results, got {shown}",
-        hint=f'name it: loss="{scalars[0]}" of the task' if scalars else "return the loss as well",
+        hint=f'name it: loss="{scalars[0]}" of the task'
+        if scalars
+        else "return the loss as well, a scalar",
     )
 
 

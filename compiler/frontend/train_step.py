@@ -82,7 +82,8 @@ class TrainStep:
         return self._step(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._step, name)
+        step = object.__getattribute__(self, "_step")  # which a copy does not have at first
+        return getattr(step, name)
 
     def task(
         self,
@@ -364,8 +365,8 @@ def _is_key(name: str, tree: Pytree, shapes: Any) -> bool:
 
 def _of_batch(shown: _Shown, kinds: Mapping[str, str], dim: int) -> dict[str, str]:
     """Which arguments are the batch, of those of which nothing is known: those called so, and those
-    behind the state with as many rows as the last of them; where there are none, those between the
-    state with as many rows. The others are state that is not returned."""
+    behind the state with as many rows as the first of them, more than one if any has; where there
+    are none, those between the state. The others are state that is not returned."""
     import jax
 
     order = list(shown.trees)
@@ -381,7 +382,7 @@ def _of_batch(shown: _Shown, kinds: Mapping[str, str], dim: int) -> dict[str, st
     behind = [name for name in likely if order.index(name) > last]
     if not like and BATCH not in kinds.values():
         behind = behind or likely
-        like = [rows[name] for name in behind[-1:]]
+        like = [rows[name] for name in sorted(behind, key=lambda name: rows[name] == {1})[:1]]
     batch |= {name for name in behind if rows[name] in like}
     return {name: BATCH if name in batch else STATE for name in free}
 

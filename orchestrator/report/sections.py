@@ -131,9 +131,9 @@ def job(report: Report) -> Said:
     products = f" in {name}" if (name := products_text(report)) else ""
     step = f"step of {samples}{tokens}, {micro_batches_text(batch['num_microbatches'])}"
     trained = graph.get("trained", graph["params"])  # older reports do not say it
-    frozen = f", {count_text(trained)} trained," if trained != graph["params"] else ""
+    frozen = f", {count_text(trained).rstrip()} trained," if trained != graph["params"] else ""
     text = (
-        f"{count_text(graph['params'])} parameters{frozen} on {report['cores']:,} cores"
+        f"{count_text(graph['params']).rstrip()} parameters{frozen} on {report['cores']:,} cores"
         f" ({cluster['instances']} x {cluster['target']}),"
         f" {count_text(graph['flops_per_step'])}FLOP{products} per"
         f" {step_text(report['inference']) if 'inference' in report else step}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.facts import needed_whole
+from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.partition.spec import ShardingSpec
@@ -21,6 +23,8 @@ from shardwright.sharding.strategies.expected import (
     sends_rows,
     sequence_uses,
 )
+
+UPDATING = of(Kind.UPDATE)
 
 
 def gather_operands(step: Decisions) -> None:
@@ -64,7 +68,7 @@ def _constrain_used(step: Decisions, op: Op, value: Value) -> None:
     writes into at a place that is not known leaves it whole, and is cut right behind it.
     """
     spec = step.layout.of(value)
-    whole = needed_whole(op)
+    whole = needed_whole(op) if op.name in UPDATING else ()
     if any(spec.dims[dim] for dim in whole):
         dims = [() if dim in whole else axes for dim, axes in enumerate(spec.dims)]
         step.constraints[value], step.layouts[value] = ShardingSpec(tuple(dims)), spec

@@ -169,7 +169,7 @@ SAID: list[tuple[sections.Section, dict[str, Any], str]] = [
     (
         sections.roles,
         {
-            "job": {"model": {"entry": "own:task", "hlo": ""}},
+            "job": {"model": {"preset": "", "config": "", "recipe": ""}},
             "graph": {
                 "roles": [
                     {"role": "parameter", "paths": ["state/params"], "leaves": 3},
@@ -531,13 +531,18 @@ def test_whose_the_length_of_a_sample_is(resolved: Any, config: str, told: str) 
 
 
 @pytest.mark.parametrize(
-    ("entry", "hlo", "is_own"), [("a:b", "", 1), ("", "a.hlo", 1), ("", "", 0)]
+    ("named", "is_own"),
+    [("entry", 1), ("hlo", 1), ("", 1), ("preset", 0), ("config", 0), ("recipe", 0)],
 )
-def test_roles_are_those_of_a_step_of_the_users_own(entry: str, hlo: str, is_own: int) -> None:
-    """Three paths are named, of more the number of the others."""
+def test_roles_are_those_of_a_step_of_the_users_own(named: str, is_own: int) -> None:
+    """Three paths are named, of more the number of the others. A task in a process has no name."""
     paths = ["a", "b", "c", "d"]
     rows = [{"role": "optimizer", "paths": paths}, {"role": "rng", "paths": paths[:3]}]
-    one = changed(job={"model": {"entry": entry, "hlo": hlo}}, graph={"roles": rows})
+    names = ("entry", "hlo", "preset", "config", "recipe")
+    model = {name: "one" if name == named else "" for name in names}
+    one = changed(job={"model": model}, graph={"roles": rows, "name": "s", "told": ["x", "y"]})
+    assert lines(sections.own_step, one) == ["step       s: x; y"]
+    assert lines(sections.own_step, changed(graph={"name": "s", "told": []})) == []
     told = "roles      optimizer a, b, c and 1 more; random numbers a, b, c"
     assert lines(sections.roles, one) == [told] * is_own
 

@@ -4,6 +4,7 @@ about it, and what is refused.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,20 @@ def test_what_is_no_array_is_a_constant() -> None:
     assert captured.told == ("train is a constant", "seed is a constant")
 
 
+def masked(params: Any, opt_state: Any, inner: Any, weight: jax.Array, mask: jax.Array) -> Any:
+    return plain(params, opt_state, {"x": inner["x"] * weight * mask})
+
+
+def test_samples_are_told_from_what_all_of_them_share() -> None:
+    shared, own = np.ones((1, WIDTH), np.float32), np.ones((8, 1), np.float32)
+    captured = found(masked, *ARGUMENTS, shared, own, samples=4)
+    assert captured.told == (
+        "the batch is inner, mask",
+        "weight is not returned: it stays as it is",
+    )
+    assert [i.shape for i in captured.inputs if i.role == "batch"] == [(4, WIDTH), (4, 1)]
+
+
 def test_abstract_arguments_are_for_timing_only() -> None:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), ARGUMENTS)
     task = train_step(plain).task((shapes, {}))
@@ -257,6 +272,14 @@ def test_what_is_not_clear_is_asked(
         found(step, *ARGUMENTS, *extra, samples=16, **settings)
     assert caught.value.code == code
     assert "bath" in words or Path(__file__).name in str(caught.value.loc)
+
+
+def test_a_decorated_step_is_the_step() -> None:
+    step = train_step(jax.jit(plain), loss="2")
+    assert step.__name__ == "plain" and step.lower(*ARGUMENTS).as_text().startswith("module")
+    again = copy.copy(step)
+    assert float(again(*ARGUMENTS)[2]) == float(plain(*ARGUMENTS)[2]) == WIDTH**2
+    assert again.settings is step.settings
 
 
 def test_a_rate_that_is_named_comes_back() -> None:
