@@ -123,7 +123,7 @@ CONFIGS: MappingProxyType[str, tuple[dict[str, Any], int]] = MappingProxyType(
         ),
     }
 )
-"""Models of the table of families (`family_table.py`): a `config.json`, and tokens of a sample."""
+"""Models of the table of families (`family_rows.py`): a `config.json`, and tokens of a sample."""
 
 
 def _family(

@@ -12,7 +12,8 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.models import config_task, leaves
 from shardwright.orchestrator.models.architecture import Stack, stacked
 from shardwright.orchestrator.models.config_fields import NO_EFFECT
-from shardwright.orchestrator.models.family_table import FAMILIES, architecture_of, read
+from shardwright.orchestrator.models.family_rows import FAMILIES
+from shardwright.orchestrator.models.family_table import architecture_of, read
 from tests.support.tiny_configs import tiny
 
 

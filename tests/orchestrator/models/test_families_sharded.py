@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.orchestrator.models import config_task
-from shardwright.orchestrator.models.family_table import FAMILIES
+from shardwright.orchestrator.models.family_rows import FAMILIES
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.settings import StrategySettings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardwright.orchestrator import api
-from shardwright.orchestrator.models.family_table import FAMILIES
+from shardwright.orchestrator.models.family_rows import FAMILIES
 
 MODELS = json.loads((Path(__file__).parent / "published_configs.json").read_text())["models"]
 LARGEST: dict[str, dict[str, Any]] = {}

@@ -15,7 +15,8 @@ from shardwright.compiler.frontend.reference import batch_leaves, initial_state,
 from shardwright.compiler.frontend.task import Mode
 from shardwright.orchestrator.models import decoder, generation, leaves
 from shardwright.orchestrator.models.architecture import Architecture
-from shardwright.orchestrator.models.family_table import FAMILIES, architecture_of
+from shardwright.orchestrator.models.family_rows import FAMILIES
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.generation import Serving
 from shardwright.orchestrator.models.layers import EXACT, How, Params
 from shardwright.sharding.settings import StrategySettings

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shardwright.orchestrator.models import leaves
-from shardwright.orchestrator.models.family_table import FAMILIES, architecture_of
+from shardwright.orchestrator.models.family_rows import FAMILIES
+from shardwright.orchestrator.models.family_table import architecture_of
 
 FACTS = json.loads((Path(__file__).parent / "published_configs.json").read_text())
 MODELS: list[dict[str, Any]] = FACTS["models"]

@@ -9,7 +9,8 @@ import pytest
 
 from shardwright.orchestrator.models import blocks, decoder, leaves
 from shardwright.orchestrator.models.architecture import Architecture
-from shardwright.orchestrator.models.family_table import FAMILIES, architecture_of
+from shardwright.orchestrator.models.family_rows import FAMILIES
+from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import EXACT, How
 from tests.support.tiny_configs import tiny
 
