@@ -14,7 +14,7 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.capture import capture
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.config import config
-from shardwright.orchestrator.config.model import resolve_task
+from shardwright.orchestrator.config.model import own_settings, resolve_task
 from shardwright.orchestrator.models import adapters, blocks, config_task, decoder
 from shardwright.orchestrator.models.adapters import TARGETS, Lora
 from shardwright.orchestrator.models.family_table import architecture_of
@@ -175,6 +175,13 @@ def test_what_is_not_built_is_refused(settings: tuple[str, ...], code: str, said
     with pytest.raises(UsageError, match=said) as caught:
         capture(resolve_task(job), 2)
     assert caught.value.code == code
+
+
+def test_a_step_of_ones_own_is_told_what_is_asked() -> None:
+    job = config.load(None, ["model.entry=tune:make_task", "model.lora_r=16"])
+    assert own_settings(job) == {"model.lora_r": 16}
+    job = config.load(None, ["model.entry=tune:make_task", "model.lora_targets=q_proj, v_proj"])
+    assert own_settings(job) == {"model.lora_targets": ("q_proj", "v_proj")}
 
 
 def test_experts_have_no_adapters() -> None:
