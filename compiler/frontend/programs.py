@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import Diagnostic, ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.user_code import per_device
@@ -68,6 +66,8 @@ def _added(equation: Any, makers: Mapping[Any, tuple[Any, int]]) -> Any:
 
 def _is_zero(value: Any, makers: Mapping[Any, tuple[Any, int]]) -> bool:
     """Whether a value is a zero of the program's text, or that as an array."""
+    import numpy as np  # which the command goes without
+
     while not hasattr(value, "val"):
         equation = makers[value][0] if value in makers else None
         if equation is None or equation.primitive.name not in _OF_A_SCALAR:

@@ -13,7 +13,7 @@ from shardwright.compiler.diagnostics import UsageError, did_you_mean, nearest
 from shardwright.compiler.machine.target import target_names
 from shardwright.compiler.options import CompileOptions
 from shardwright.orchestrator import cli
-from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config import config, model_keys
 from shardwright.orchestrator.config.job_flags import as_words, job_config
 from shardwright.orchestrator.models.presets import preset_list
 from shardwright.sharding.settings import STRATEGIES, StrategySettings
@@ -110,7 +110,7 @@ def test_help_lists_the_values_of_choices(capsys: pytest.CaptureFixture[str]) ->
         assert all(name in shown for name in names)
     remat, dtype = (
         kind.__dataclass_fields__[key].metadata["choices"]
-        for kind, key in ((StrategySettings, "remat"), (config.ModelConfig, "dtype"))
+        for kind, key in ((StrategySettings, "remat"), (model_keys.ModelConfig, "dtype"))
     )
     for key in ("run.executor", "run.progress", "cluster.placement", "cluster.lnc"):
         assert f"[{', '.join(config.words_of(key))}]" in shown

@@ -16,7 +16,7 @@ import pytest
 from shardwright.compiler.diagnostics import ImportRuleError, ShardingError, UsageError
 from shardwright.compiler.frontend.reference import task_batches
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config import config, model_keys
 from shardwright.orchestrator.config.config import TABLES
 from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.config.model import resolve_task
@@ -103,7 +103,7 @@ def test_no_other_key_runs_code(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["a; touch ran", "$(touch ran)", "`touch ran`", "a b'c"])
 def test_the_command_of_a_submitted_job_is_quoted(name: str, folder: Path) -> None:
     file = folder / f"{name}.toml"
-    model = config.ModelConfig(preset="llama2-7b")
+    model = model_keys.ModelConfig(preset="llama2-7b")
     asked = submit.Asked(
         jobs={file: config.JobConfig(model=model, output=config.OutputConfig(dir="/out"))},
         words=["--set", f"output.dir=/out/{name}"],

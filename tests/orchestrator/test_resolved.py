@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator.config.config import TABLES, JobConfig, MeshConfig, ModelConfig
+from shardwright.orchestrator.config.config import TABLES, JobConfig, MeshConfig
+from shardwright.orchestrator.config.model_keys import ModelConfig
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.compare import _jobs, _settings
 from shardwright.orchestrator.report.page.page import _settings as page_settings
