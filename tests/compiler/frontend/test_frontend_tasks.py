@@ -33,6 +33,7 @@ from shardwright.orchestrator.models.layers import How
 from shardwright.orchestrator.models.presets import (
     CONFIGS,
     PRESETS,
+    UNETS,
     preset_config,
     preset_names,
     preset_task,
@@ -379,7 +380,7 @@ def test_published_parameter_counts_of_other_families() -> None:
         "vit-base": 86_567_656,
         "vit-large": 304_326_632,
     }
-    assert set(preset_names()) == {*PRESETS, *CONFIGS, *published}
+    assert set(preset_names()) == {*PRESETS, *CONFIGS, *UNETS, *published}
     for name, count in published.items():
         params, _ = jax.eval_shape(preset_task(name).init, jax.random.key(0))
         assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count, name
