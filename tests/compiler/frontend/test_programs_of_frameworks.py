@@ -23,7 +23,7 @@ pytestmark = pytest.mark.exhaustive
 REFUSED = {"autoformer"}
 """Its correlations are by Fourier transform, of complex numbers, which no engine has."""
 OF_JAX = {"afmoe"}
-"""Programs whose gradient torchax has otherwise than torch, and that are held to torchax's."""
+"""Programs whose values by torchax, forward ones too, are not those of torch: held to torchax's."""
 BOUND = 1e-5
 
 
