@@ -179,3 +179,12 @@ def usual_length(most: int, scaling: Stretched | None, window: int) -> int:
         hint="say how many tokens a sample has, for example: plan --seq-len"
         f" {min(most, before or window or _EXAMPLE_LENGTH)}",
     )
+
+
+def without_experts(name: str) -> UsageError:
+    """The refusal of a capacity of experts that a model does not have."""
+    return UsageError(
+        "SW_MODEL_SETTING",
+        f"model.capacity_factor requires a model with experts, got {name}",
+        hint="leave the setting out",
+    )

@@ -13,7 +13,6 @@ from shardwright.orchestrator.models.blocks import TaskOptions
 from shardwright.orchestrator.models.config_file import Config
 from shardwright.orchestrator.models.family_table import architecture_of, left_out
 from shardwright.orchestrator.models.layers import Precision, check_remat
-from shardwright.orchestrator.models.presets import without_experts
 
 COMPUTE_TYPES = {"f32": "f32", "fp32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
 
@@ -74,7 +73,7 @@ def _with_capacity(model: Architecture, factor: float, name: str) -> Architectur
 
     layers = tuple(map(seated, model.layers))
     if layers == model.layers:
-        raise without_experts(name)
+        raise config_file.without_experts(name)
     return replace(model, layers=layers)
 
 

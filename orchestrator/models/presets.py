@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.orchestrator.models import config_file
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.task import TrainTask
@@ -225,15 +226,6 @@ def preset_config(name: str) -> dict[str, Any]:
     return dict(PRESETS[name] if name in PRESETS else SIZED[name][1])
 
 
-def without_experts(name: str) -> UsageError:
-    """The refusal of a capacity of experts that a model does not have."""
-    return UsageError(
-        "SW_MODEL_SETTING",
-        f"model.capacity_factor requires a model with experts, got {name}",
-        hint="leave the setting out",
-    )
-
-
 def preset_task(
     name: str,
     *,
@@ -261,7 +253,7 @@ def preset_task(
         options |= {"dtype": dtype, "remat": remat}
         return train_task(config, seq_len=seq_len, name=name, **options)
     if options.pop("capacity_factor", 0):
-        raise without_experts(name)
+        raise config_file.without_experts(name)
     if options.get("lora"):
         raise UsageError(
             "SW_LORA_MODEL",
