@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardwright import api
+from shardwright.orchestrator import api
 from shardwright.orchestrator.models.family_rows import FAMILIES
 
 MODELS = json.loads((Path(__file__).parent / "published_configs.json").read_text())["models"]
@@ -39,4 +39,4 @@ def test_the_largest_published_model_of_a_family_is_planned(
     )
     report = api.plan(job)
     assert report.step_time_s > 0
-    assert report["graph"]["parameters"] >= facts["parameters"]
+    assert report.data["graph"]["params"] >= facts["parameters"]
