@@ -38,7 +38,7 @@ def test_every_function_lists_its_kernels(job, capsys) -> None:
     (layer,) = [f for f in functions if f["function"] == "forward.loop"]
     moved = [k["moved_bytes"] for k in layer["kernels"]]
     assert moved == sorted(moved, reverse=True) and moved[-1] > 0
-    assert any("decoder.py:" in k["location"] for k in layer["kernels"])
+    assert any("attending.py:" in k["location"] for k in layer["kernels"])
     rules = {m["rule"] for k in layer["kernels"] for m in k["refused"]}
     assert rules and rules <= {
         *("cycle", "kind", "indexing map", "duplicated iteration dim", "rows", "order", "budget"),

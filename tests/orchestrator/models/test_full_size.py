@@ -39,4 +39,4 @@ def test_the_largest_published_model_of_a_family_is_planned(
     )
     report = api.plan(job)
     assert report.step_time_s > 0
-    assert report["graph"]["parameters"] >= facts["parameters"]
+    assert report.data["graph"]["params"] >= facts["parameters"]
