@@ -44,6 +44,8 @@ CATEGORY_OF_ROLE = {
     "residual": "activations",
     "gathered": "gathered",
 }
+OF_SOME = ("frozen", "cache")
+"""Categories of steps with adapters, and of inference."""
 _NUM_SHOWN = 5
 
 
@@ -135,11 +137,11 @@ def _assembled(
 
 
 def _by_category(holdings: Sequence[Holding]) -> dict[str, int]:
-    """Bytes of every category; frozen weights are one of the steps that have some."""
+    """Bytes of every category; what few steps have is one of those that have some."""
     found = Counter[str]()
     for holding in holdings:
         found[holding.category] += holding.num_bytes
-    return {c: found[c] for c in CATEGORIES if c != "frozen" or found[c]}
+    return {c: found[c] for c in CATEGORIES if c not in OF_SOME or found[c]}
 
 
 def buffer_bytes(plan: StepPlan, info: BufferInfo, stage: int = 0) -> int:

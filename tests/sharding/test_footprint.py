@@ -11,7 +11,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.types import Graph, Value, tensor_type
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
 from shardwright.sharding.memory.advice import Asked, advice, advice_text
-from shardwright.sharding.memory.footprint import CATEGORIES, check_limit, footprint
+from shardwright.sharding.memory.footprint import CATEGORIES, OF_SOME, check_limit, footprint
 from shardwright.sharding.memory.places import buffer_places
 from tests.support.building import Builder
 
@@ -65,7 +65,6 @@ def test_arguments_are_exact_and_batches_count_every_micro_batch() -> None:
     assert memory.argument_bytes == {
         "parameters": BYTES,
         "optimizer": BYTES // 2,
-        "cache": 0,
         "gradients": BYTES,
         "activations": 0,
         "gathered": 0,
@@ -74,7 +73,7 @@ def test_arguments_are_exact_and_batches_count_every_micro_batch() -> None:
     }
     assert memory.arena_bytes == {"backward": 0}
     assert memory.peak_bytes == sum(memory.categories.values())
-    assert [*memory.categories] == [c for c in CATEGORIES if c != "frozen"]
+    assert [*memory.categories] == [c for c in CATEGORIES if c not in OF_SOME]
 
 
 def test_the_arena_is_the_peak_of_live_values() -> None:

@@ -43,6 +43,7 @@ from shardwright.compiler.schedule.hbm import (
 )
 from shardwright.sharding.memory.footprint import (
     CATEGORIES,
+    OF_SOME,
     Footprint,
     check_limit,
     compiled_footprints,
@@ -218,7 +219,6 @@ def test_named_buffers_of_every_stage() -> None:
         "parameters": 256,
         "gradients": 128,
         "optimizer": 0,
-        "cache": 0,
         "activations": 384,
         "gathered": 0,
         "scratch": 0,
@@ -228,7 +228,6 @@ def test_named_buffers_of_every_stage() -> None:
         "parameters": 0,
         "gradients": 128,
         "optimizer": 256,
-        "cache": 0,
         "activations": 128,
         "gathered": 0,
         "scratch": 0,
@@ -246,7 +245,6 @@ def test_the_peak_of_every_stage() -> None:
         "parameters": 256,
         "gradients": 128,
         "optimizer": 0,
-        "cache": 0,
         "activations": 384 + 1400,
         "gathered": 900,
         "scratch": 772,
@@ -257,7 +255,7 @@ def test_the_peak_of_every_stage() -> None:
     assert (second.categories["gathered"], second.categories["scratch"]) == (400, 624)
     assert worst_stage([second, first]) is first is worst_stage([first, second])
     assert not first.estimated
-    assert [*first.categories] == [c for c in CATEGORIES if c != "frozen"]
+    assert [*first.categories] == [c for c in CATEGORIES if c not in OF_SOME]
     assert [h.num_bytes for h in first.held][:3] == [1000, 500, 400]
     assert all(h.num_bytes for h in first.held)
     # Every position has what is around it: 1072 B, and its own.
