@@ -16,7 +16,7 @@ e head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -343,8 +343,13 @@ def serving_task(model: Architecture, serving: Serving) -> TrainTask:
 
     The first cache of a decode step is that behind random prompts of half the context.
     """
+    check_decodes(model, serving.name, serving.mode.value)
+    task, visited = _task(model, serving), decoder.as_visited(model)
+    return task if visited == model else replace(task, model=_task(visited, serving))
+
+
+def _task(model: Architecture, serving: Serving) -> TrainTask:
     s = serving
-    check_decodes(model, s.name, s.mode.value)
 
     def task(precision: Precision) -> TrainTask:
         how = How(precision)

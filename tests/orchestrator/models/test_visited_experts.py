@@ -5,11 +5,13 @@ from __future__ import annotations
 import jax
 import pytest
 
+from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.orchestrator.models import config_task, decoder, leaves
 from shardwright.orchestrator.models.architecture import Architecture, Attention, Experts
 from shardwright.orchestrator.models.family_table import architecture_of
+from shardwright.orchestrator.models.generation import Serving, serving_task
 from shardwright.orchestrator.models.layers import How
 from tests.support.compiled import graph_of
 from tests.support.tiny_configs import tiny
@@ -49,4 +51,6 @@ def test_a_row_counts_for_the_experts_it_chose(family: str) -> None:
 @pytest.mark.parametrize(("family", "has"), [("mixtral", True), ("llama", False)])
 def test_a_model_without_experts_is_counted_as_it_is(family: str, has: bool) -> None:
     task = config_task.train_task(tiny(family), seq_len=8)
-    assert (task.model is not None) == has
+    serving = Serving(mode=Mode.DECODE, sequences=2, context=8)
+    served = serving_task(architecture_of(tiny(family)), serving)
+    assert (task.model is not None) == has == (served.model is not None)
