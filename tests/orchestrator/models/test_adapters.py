@@ -15,7 +15,7 @@ from shardwright.compiler.frontend.capture import capture
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.model import own_settings, resolve_task
-from shardwright.orchestrator.models import adapters, blocks, config_task, decoder
+from shardwright.orchestrator.models import adapters, blocks, config_task, decoder, leaves
 from shardwright.orchestrator.models.adapters import TARGETS, Lora
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import EXACT, How
@@ -111,10 +111,10 @@ def test_roles_and_sizes_are_those_of_adapters() -> None:
     found: dict[str, int] = {}
     for info in captured.inputs:
         found[info.role] = found.get(info.role, 0) + int(np.prod(info.shape))
-    layer = decoder.layer_shapes(model, model.layers[0])
-    pairs = [sum(layer[name]) for name in TARGETS.values()]
+    layer = leaves.layer_leaves(model, model.layers[0])
+    pairs = [sum(layer[name].shape) for name in TARGETS.values()]
     assert found["parameter"] == len(model.layers) * LORA.r * sum(pairs)
-    assert found["frozen"] == decoder.count_params(model)
+    assert found["frozen"] == leaves.count_params(model)
 
 
 def test_codes_are_the_nearest_of_256_steps() -> None:
