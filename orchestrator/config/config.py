@@ -260,7 +260,8 @@ class JobConfig:
         del tables["given"]
         tables["price"]["usd_per_hour"] = dict(self.price.usd_per_hour)
         for name, kind in TABLES.items():
-            tables[name] = {key: tables[name][key] for key in _keys(kind)}
+            found = {key: tables[name][key] for key in _keys(kind)}
+            tables[name] = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
         return tables
 
 

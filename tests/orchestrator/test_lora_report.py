@@ -12,6 +12,7 @@ import pytest
 from examples.dpo import step as preferences
 from shardwright.compiler.frontend.capture import capture
 from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.orchestrator.cli import main
@@ -84,7 +85,7 @@ def needed(loss: str) -> float:
     captured = capture(preferences.make_task(loss), 4)
     names = [info.name for info in captured.outputs]
     forward = FORWARD(import_module(captured.artifact), names.index("metrics/loss"))
-    passes = passes_of(forward, [info.role for info in captured.inputs])
+    passes = passes_of(forward, [info.role for info in captured.inputs], Mode.TRAIN)
     total = sum(
         times * passes(op) * OPS[op.name].flops(op)
         for level, times in levels(forward)
