@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.task import Mode
 from shardwright.orchestrator.config.config import JobConfig, load
 from shardwright.orchestrator.road import numerics
 from shardwright.orchestrator.road.job import Values, exit_code
@@ -260,7 +261,8 @@ def unsharded(
     monkeypatch: pytest.MonkeyPatch, keys: list[str], narrow: bool
 ) -> tuple[Reference, list[Mapping[str, Any]]]:
     """The reference of a job, and what was run for it."""
-    full, short = SimpleNamespace(full_precision=None, name="full"), SimpleNamespace(name="short")
+    full = SimpleNamespace(full_precision=None, name="full", mode=Mode.TRAIN)
+    short = SimpleNamespace(name="short", mode=Mode.TRAIN)
     short.full_precision = full
     runs: list[Mapping[str, Any]] = []
 
@@ -290,7 +292,8 @@ def test_a_short_type_is_compared_with_full_precision_within_a_hundredth(
 
 def drawn_state(monkeypatch: pytest.MonkeyPatch, narrow: bool) -> tuple[list[str], list[Any]]:
     """Of which task the first state of a run is drawn for the job, and who is told by the run."""
-    full, short = SimpleNamespace(full_precision=None), SimpleNamespace()
+    full = SimpleNamespace(full_precision=None, mode=Mode.TRAIN)
+    short = SimpleNamespace(mode=Mode.TRAIN)
     short.full_precision = full
     drawn: list[str] = []
     told: list[Any] = []

@@ -18,6 +18,8 @@ EXTP = {
     "hint": "compile with -O1 (of a job: --set compiler.optlevel=1)",
 }
 
+PRESET = {"preset": "p", "config": "", "recipe": "", "entry": "", "hlo": ""}
+
 
 def badges(one: dict[str, Any]) -> list[str]:
     return [found.badge for found in verdicts(one)]
@@ -166,7 +168,7 @@ def everything() -> dict[str, Any]:
         "findings": [EXTP, *(more | {"message": f"{n} " + "words " * 99} for n in range(5))],
         "units": [],
     }
-    one["job"]["model"] = {"entry": "", "hlo": ""}
+    one["job"]["model"] = PRESET
     return one | findings | {"provenance": {"stages_s": {"capture": 1.0}}}
 
 
@@ -181,7 +183,10 @@ def test_what_decides_is_last_whatever_the_room(room: int) -> None:
 
 
 def test_a_taller_screen_shows_more_and_a_pipe_everything() -> None:
-    one = everything() | {"job": everything()["job"] | {"model": {"entry": "", "hlo": ""}}}
+    one = everything() | {
+        "job": everything()["job"]
+        | {"model": {"preset": "p", "config": "", "recipe": "", "entry": "", "hlo": ""}}
+    }
     sizes = [len(screen_lines(one, 80, room)) for room in (24, 40, 60, 0)]
     assert sizes == sorted(sizes) and sizes[0] < sizes[1] < sizes[3]
     assert all(size <= room for size, room in zip(sizes[1:3], (40, 60), strict=True))
