@@ -35,8 +35,8 @@ from shardwright.compiler.frontend.task import TrainTask
 
 def loss_fn(params, batch):
     y = batch["x"] @ params["w"]
-    odd = jax.lax.reduce(jax.lax.stop_gradient(y), 1.0, lambda a, b: a - b * a, (1,))
-    return jnp.mean(odd[:, None] * y)
+    gram = jax.lax.stop_gradient(params["w"].T @ params["w"]) + jnp.eye(32)
+    return jnp.mean(y @ jnp.linalg.cholesky(gram))
 
 
 def make_task():
@@ -51,7 +51,7 @@ def make_task():
         batch=lambda n: {"x": jax.ShapeDtypeStruct((n, 32), np.float32)},
     )
 '''
-SUM_LINE = 1 + MODEL[: MODEL.index("jax.lax.reduce")].count("\n")
+FACTOR_LINE = 1 + MODEL[: MODEL.index("jnp.linalg.cholesky")].count("\n")
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +79,8 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
 
 
 def entry_job(folder: Path) -> Path:
-    (folder / "summing_model.py").write_text(MODEL)
-    (folder / "job.toml").write_text('[model]\nentry = "summing_model:make_task"\n')
+    (folder / "whitened_model.py").write_text(MODEL)
+    (folder / "job.toml").write_text('[model]\nentry = "whitened_model:make_task"\n')
     return folder / "job.toml"
 
 
@@ -91,14 +91,14 @@ def test_an_unsupported_operator_names_the_users_line(
     job = entry_job(tmp_path)
     code, out, err = command(capsys, verb, job)
     assert code == 70
-    assert f"summing_model.py:{SUM_LINE}: error[NCC_EVRF001]: reduce requires a body of" in err
+    assert f"whitened_model.py:{FACTOR_LINE}: error[NCC_EHCA005]: custom call lapack_spotrf" in err
     assert not out
     code, data = as_json(capsys, verb, job)
     assert code == 70
-    assert data["error"]["code"] == "NCC_EVRF001"
+    assert data["error"]["code"] == "NCC_EHCA005"
     assert (data["error"]["loc"]["file"], data["error"]["loc"]["line"]) == (
-        "summing_model.py",
-        SUM_LINE,
+        "whitened_model.py",
+        FACTOR_LINE,
     )
 
 
