@@ -34,6 +34,8 @@ FOREIGN = {
     "--num-layers": "of Megatron-LM",
     "--swiglu": "of Megatron-LM",
     "--untie-embeddings-and-output-weights": "of Megatron-LM",
+    "--moe-router-topk": "of Megatron-LM",
+    "--kv-channels": "of Megatron-LM",
     "--enable-ccop-compute-overlap": "of the text of --tensorizer-options",
 }
 """Flags of other programs that texts name."""

@@ -22,7 +22,7 @@ from shardwright.compiler.passes.integers import downcasts
 from shardwright.orchestrator.report.bottleneck import bottleneck
 from shardwright.orchestrator.report.goal import bought
 from shardwright.orchestrator.report.goodput import assumed, goodput_section
-from shardwright.orchestrator.report.inference import inference_section
+from shardwright.orchestrator.report.inference_rates import inference_section
 from shardwright.orchestrator.report.leaf_roles import role_rows
 from shardwright.orchestrator.report.limits import (
     EXTRAPOLATED,
