@@ -10,27 +10,17 @@ from shardwright.orchestrator.models.family_rows import FAMILIES
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.settings import StrategySettings
-from tests.support.cells import long_in_matrix
+from tests.support.cells import diagonals
 from tests.support.road import captured_graph, run_and_compare, worst
 from tests.support.step_plans import build_plan
 from tests.support.tiny_configs import of_bytes
 
 MESHES = {"fsdp": {"dp_shard": 8}, "llm-training": {"dp_shard": 2, "tp": 4}}
-MATRIX = [
-    *(("gemma2", "llm-training"), ("gpt_oss", "fsdp")),
-    *(("deepseek_v3", "fsdp"), ("t5", "llm-training")),
-]
-EXHAUSTIVE = [
-    *(("gemma3", strategy) for strategy in MESHES),
-    *(("deepseek_v3", "llm-training"), ("t5", "fsdp"), ("bert", "llm-training"), ("vit", "fsdp")),
-]
 CELLS = [(family, strategy) for family in FAMILIES for strategy in MESHES]
+QUICK = [("gemma2", "llm-training"), ("gpt_oss", "fsdp")]
 
 
-@pytest.mark.parametrize(
-    ("family", "strategy"),
-    long_in_matrix(CELLS, MATRIX, EXHAUSTIVE),
-)
+@pytest.mark.parametrize(("family", "strategy"), diagonals(CELLS, 3, QUICK))
 def test_eight_cores_make_the_step_of_one(family: str, strategy: str) -> None:
     """With SGD: AdamW makes a whole step of a gradient that is rounding alone."""
     config, length = of_bytes(family)

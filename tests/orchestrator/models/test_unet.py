@@ -56,7 +56,7 @@ def test_eight_cores_make_the_step_of_one(remat: str) -> None:
     assert worst(errors)[1] <= 1e-5
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_noise_is_learned() -> None:
     task = unet.train_task(TINY, TaskOptions(seq_len=1, optimizer="adam", lr=1e-3))
     assert task.init is not None and task.batches is not None
