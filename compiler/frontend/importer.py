@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -56,8 +57,10 @@ class Importer:
         hooks: ImportHooks,
         checks: Mapping[str, Check],
         ranks: RankMesh | None = None,
+        regions: list[Graph] | None = None,
     ) -> None:
         self.rules = rules
+        self.regions = regions  # of one rank, in a whole step; None where there may be none
         self.checks = checks
         self.is_partition = ranks is not None  # one rank's program, as opposed to a whole step
         self.ranks = ranks or whole(module, locations)
@@ -153,6 +156,13 @@ class Importer:
             else:
                 self._op(scope, op)
         return outputs
+
+    def of_rank(self, ranks: RankMesh) -> Importer:
+        """The importer of what one of `ranks` does inside of this module."""
+        inner = copy(self)
+        inner.is_partition, inner.ranks, inner.regions = True, ranks, None
+        inner._templates, inner._reusable = {}, {}
+        return inner
 
     def _op(self, scope: Scope, op: Any) -> None:
         """Import one op. Raises ImportRuleError with the user's location."""

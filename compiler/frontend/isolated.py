@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import msgpack
@@ -113,11 +113,12 @@ def _crashed(status: int, said: str) -> ImportRuleError:
 def read_answer(answer: Mapping[str, Any], name: str) -> tuple[Graph, Module]:
     """What a child says of a file called `name`."""
     aliases, mesh, rows, shardings = answer["facts"]
+    regions = tuple(map(load, answer["regions"]))
     findings = tuple(
         Diagnostic(code, message, _loc_of(loc, name), hint, severity)
         for code, message, loc, hint, severity in rows
     )
-    facts = Facts(aliases, mesh, findings, shardings and _shardings_of(*shardings))
+    facts = Facts(aliases, mesh, findings, shardings and _shardings_of(*shardings), regions)
     return load(answer["graph"]), Module(answer["form"], answer["stablehlo"], facts)
 
 
@@ -152,7 +153,8 @@ def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
             "graph": dump(graph, with_locs=True),
             "form": module.form,
             "stablehlo": module.stablehlo,
-            "facts": astuple(module.facts),
+            "facts": astuple(replace(module.facts, regions=()))[:-1],
+            "regions": [dump(region, with_locs=True) for region in module.facts.regions],
         }
     except DiagnosticError as error:
         return {"error": _row_of(error), "notes": getattr(error, "__notes__", [])}

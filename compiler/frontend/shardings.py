@@ -19,13 +19,17 @@ from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.mlir import all_ops, entry_of
 from shardwright.compiler.frontend.rules.gspmd import splits
 from shardwright.compiler.frontend.rules.process_groups import MeshAxes
-from shardwright.compiler.frontend.rules.ranks import declared_grid, module_meshes
+from shardwright.compiler.frontend.rules.ranks import MANUAL, declared_grid, module_meshes
 from shardwright.compiler.frontend.rules.registry import RefusedError
 from shardwright.compiler.frontend.rules.sharding import constraint_attrs
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 
 _KEYS = ("sdy.sharding", "mhlo.sharding")  # of arguments, results and ops
-_CONSTRAINT = ("sdy.sharding_constraint", "sharding")
+_ASKING = {
+    "sdy.sharding_constraint": ("sharding",),
+    MANUAL: ("in_shardings", "out_shardings"),
+}
+"""Attributes with shardings of the ops that are there for them."""
 _AXIS = re.compile(r'"([^"]+)"')
 
 
@@ -130,5 +134,5 @@ def _shardings(module: Any, locations: LocationReader) -> Iterator[tuple[str, Lo
         yield from ((str(row[k]), where) for row in rows for k in _KEYS if k in row)
     for op in all_ops(module):
         keys = [k for k in _KEYS if k in op.attributes]
-        keys += [_CONSTRAINT[1]] if op.name == _CONSTRAINT[0] else []
+        keys += _ASKING.get(op.name, ())
         yield from ((str(op.attributes[k]), locations.read(op.location)) for k in keys)

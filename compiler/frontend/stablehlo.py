@@ -34,6 +34,7 @@ from shardwright.compiler.frontend.shardings import (
     read_shardings,
     unused_shardings,
 )
+from shardwright.compiler.frontend.shardy_hlo import restore_shardy
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.passes.indices import check_indices
 
@@ -58,13 +59,14 @@ def import_module(source: bytes | str, *, base_dir: str | None = None) -> Graph:
 class Facts:
     """What a module says besides its graph: outputs that take over an input, the ranks its
     collectives are over as axes of a mesh (none without collectives), what is not done as it says,
-    and the shardings it asks to be partitioned by.
+    the shardings it asks to be partitioned by, and the programs of its manual regions, by number.
     """
 
     aliases: Aliases = ()
     mesh: MeshAxes = ()
     findings: tuple[Diagnostic, ...] = ()
     shardings: ModuleShardings | None = None
+    regions: tuple[Graph, ...] = ()
 
 
 NO_FACTS = Facts()
@@ -81,6 +83,7 @@ def import_partition(
     refuse it.
     """
     locations = LocationReader(base_dir)
+    regions: list[Graph] = []
 
     def read(module: Any, graph: Graph, ranks: RankMesh) -> Facts:
         aliases = read_aliases(module, graph)
@@ -89,9 +92,12 @@ def import_partition(
             return Facts(aliases, ranks.axes, dropped)
         asked = asked_shardings(module, locations)
         unused = unused_shardings(module, locations) if asked is None else ()
-        return Facts(aliases, ranks.axes, (*dropped, *unused), asked)
+        return Facts(aliases, ranks.axes, (*dropped, *unused), asked, tuple(regions))
 
-    return _imported(source, read, base_dir, checks, lambda module: read_ranks(module, locations))
+    def ranks_of(module: Any) -> RankMesh:
+        return read_ranks(module, locations)
+
+    return _imported(source, read, base_dir, checks, ranks_of, regions)
 
 
 def import_with_shardings(
@@ -107,16 +113,21 @@ def _imported(
     base_dir: str | None,
     checks: Mapping[str, Check] | None = None,
     ranks_of: Callable[[Any], RankMesh] | None = None,
+    regions: list[Graph] | None = None,
 ) -> tuple[Graph, T]:
     """The graph of `source`, and what `read` finds in its module."""
     with make_context():
         module = parse_module(source)
+        restore_shardy(module)
         legalize_chlo(module)
         merge_equal(module)
         ranks = ranks_of(module) if ranks_of else None
-        graph = import_parsed(module, base_dir=base_dir, checks=checks, ranks=ranks)
+        graph = import_parsed(
+            module, base_dir=base_dir, checks=checks, ranks=ranks, regions=regions
+        )
         found = read(module, graph, ranks or whole(module, LocationReader(base_dir)))
-    check_indices(graph)
+    for one in (graph, *(regions or ())):
+        check_indices(one)
     return graph, found
 
 
@@ -128,20 +139,21 @@ def import_parsed(
     hooks: ImportHooks | None = None,
     checks: Mapping[str, Check] | None = None,
     ranks: RankMesh | None = None,
+    regions: list[Graph] | None = None,
 ) -> Graph:
     """Import an MLIR module that is parsed and free of CHLO; its context must be entered.
 
     `extra_rules` are added to the table (`sdy.*` ops of Shardy's output) and win over it; `hooks`
     see every op and block; `checks` see every op of their name before its rule and may refuse it;
-    with `ranks`
-    the module is one rank's program, and its collectives are over them.
+    with `ranks` the module is one rank's program, and its collectives are over them. `regions` gets
+    the code of one rank that a whole step has (`shard_map`), by number; without, it is refused.
     Raises: ImportRuleError, as `import_module`.
     """
     rules = {**RULES, **(extra_rules or {})}
     with _collector_paused():
         locations = LocationReader(base_dir)
         seen = hooks or ImportHooks()
-        return Importer(module, rules, locations, seen, checks or {}, ranks).main()
+        return Importer(module, rules, locations, seen, checks or {}, ranks, regions).main()
 
 
 @contextmanager

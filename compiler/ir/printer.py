@@ -48,6 +48,8 @@ class Spec(Protocol):
 
 
 Attributes = Sequence[str]
+MANUAL_REGION = "shardwright.manual_region"
+"""The target of a call of code of one rank."""
 
 
 def to_stablehlo(
@@ -497,6 +499,12 @@ def _print_axis_index(p: _Printer, op: Op) -> None:
     p.statement(op, "stablehlo.add", extra=[(position, op.result.type), (zero, op.result.type)])
 
 
+def _print_manual_region(p: _Printer, op: Op) -> None:
+    """A call that is told by its number: what is inside does not concern who lays values out."""
+    entries = [f'call_target_name = "{MANUAL_REGION}"', f'backend_config = "{op.attrs.number}"']
+    p.statement(op, "stablehlo.custom_call", entries)
+
+
 def _print_all_slice(p: _Printer, op: Op) -> None:
     _groups(p, op)
     scalar, shape = tensor_type((), DType.I32), op.result.type.shape
@@ -527,6 +535,7 @@ _SPECIAL: dict[str, Callable[[_Printer, Op], None]] = {
     "host_load": _print_load,
     "host_store": _print_store,
     "loop": _print_loop,
+    "manual_region": _print_manual_region,
     "move_to": _print_move,
     "reduce": _print_reduction,
     "reduce_window": _print_reduction,

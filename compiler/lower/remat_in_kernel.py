@@ -109,7 +109,7 @@ def count(
     move is told to stay in `size` positions.
     """
     parts: list[int] = []
-    told = within((0, size - 1), dtype) if start.terms and size else None
+    told = within((0, size - 1), dtype) if start.terms and size and dtype.is_integer else None
     known = {} if told is None else {"low": told[0], "high": told[1]}
     for iter_dim in reversed(leaves(expr)):
         (number,) = emitter.numbers((iter_dim,))

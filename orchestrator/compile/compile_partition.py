@@ -2,7 +2,8 @@
 
 JAX writes the mesh, the shardings and `mhlo.num_partitions` into a module that nobody has
 partitioned yet. Such a file is partitioned as strategy `manual` partitions a step, and compiled as
-the program of one rank of many, like a file that XLA's partitioner wrote.
+the program of one rank of many, like a file that XLA's partitioner wrote. What it has of code of
+one rank (`shard_map`) stands in that program as it was written.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from shardwright.compiler.frontend.detect import Module
 from shardwright.compiler.frontend.donation import Aliases
 from shardwright.compiler.ir.types import Graph
-from shardwright.sharding.cut.rewrites import LOCALIZED, PARTITIONED, REWRITTEN
+from shardwright.sharding.cut.rewrites import LOCALIZED, MANUAL_REGIONS, PARTITIONED, REWRITTEN
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.settings import MANUAL, StrategySettings
 from shardwright.sharding.strategies.manual import user_mesh
@@ -41,5 +42,8 @@ def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
     recipe = RECIPE(graph, inputs, outputs, user_mesh(asked), settings, asked)
     whole = (recipe.graph, recipe.mesh, recipe.specs, inputs, outputs, recipe.tied)
     part = REWRITTEN(PARTITIONED(*whole))
+    local, regions = LOCALIZED(part).graph, module.facts.regions
+    if regions:
+        local = MANUAL_REGIONS(local, regions, part.mesh)
     facts = replace(module.facts, mesh=part.mesh.axes, shardings=None)
-    return LOCALIZED(part).graph, replace(module, facts=facts)
+    return local, replace(module, facts=facts)

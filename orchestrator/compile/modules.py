@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -89,13 +89,18 @@ def _read(
         graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
         check_outputs(graph, resolved.command.profile)
-        narrowed = doubles_narrowed(graph, resolved.options)
-        for finding in (*module.facts.findings, *narrowed, *downcasts(graph)):
+        findings = list(module.facts.findings)
+        for one in (graph, *module.facts.regions):
+            findings += (*doubles_narrowed(one, resolved.options), *downcasts(one))
+        for finding in findings:
             log.say("warning", finding.render())
     note("captured", lambda: module_text(module.stablehlo), "mlir")
     _tell_ops(log, "imported", graph)
     with log.stage("passes"):
-        graph = run(step("imported", graph), (*step_passes(resolved.options), DOUBLES))
+        passes = (*step_passes(resolved.options), DOUBLES)
+        graph = run(step("imported", graph), passes)
+        regions = tuple(run(step("imported", one), passes) for one in module.facts.regions)
+        module = replace(module, facts=replace(module.facts, regions=regions))
     _tell_ops(log, "after passes", graph)
     if module.facts.shardings is not None:
         with log.stage("partition"):

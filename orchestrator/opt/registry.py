@@ -65,6 +65,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             cutting.REWRITTEN,
             preparing.REDUCE_DTYPE,
             cutting.LOCALIZED,
+            cutting.MANUAL_REGIONS,
             cutting.RING,
             preparing.WITHOUT_PHANTOM,
             cutting.REDUCTIONS_LAST,

@@ -20,6 +20,7 @@ from shardwright.sharding.cut.stages import split_step
 from shardwright.sharding.cut.summed import summed
 from shardwright.sharding.localize import localize
 from shardwright.sharding.localize.coordinates import hoist_coordinates
+from shardwright.sharding.localize.regions import in_place
 from shardwright.sharding.partition.rewrite import rewrite
 from shardwright.sharding.partition.shardy import partition
 
@@ -49,6 +50,14 @@ LOCALIZED = Rewrite(
     "per-core shapes; every core runs this graph",
     leaves=LOCAL,
     besides="where every value lives",
+)
+MANUAL_REGIONS = Rewrite(
+    "manual_regions",
+    in_place,
+    "code of one rank stands where the step has it, as it was written",
+    keeps=LOCAL,
+    leaves=(without("manual region", ("manual_region",)),),
+    besides="the regions, by number",
 )
 RING = Rewrite(
     "ring",

@@ -14,8 +14,9 @@ from typing import Any
 import msgpack
 
 from shardwright.compiler.diagnostics import Loc, ShardingError
+from shardwright.compiler.frontend.mlir import call_target
 from shardwright.compiler.ir.facts import shuffled
-from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.printer import MANUAL_REGION, to_stablehlo
 from shardwright.compiler.ir.serialize import dump, load
 from shardwright.compiler.ir.types import Graph
 from shardwright.sharding.partition.mesh import Mesh
@@ -180,13 +181,18 @@ def _check_rules(module: Any, origins: Sequence[Loc]) -> None:
     copy = module.operation.clone()
     _run_passes(copy, [RULES_PASS])
     for op in _walk(_function(copy)):
-        if op.name not in RULELESS and "sdy.sharding_rule" not in op.attributes:
+        if "sdy.sharding_rule" not in op.attributes and not _is_ruleless(op):
             loc = origins[int(op.attributes["shardwright.id"].value)]
             raise ShardingError(
                 "SW_PARTITIONER_RULE",
                 f"partitioning requires a rule for {op.name}, the partitioner has none",
                 loc,
             )
+
+
+def _is_ruleless(op: Any) -> bool:
+    """Whether the shardings of an op's operands and results have nothing to do with each other."""
+    return op.name in RULELESS or call_target(op) == MANUAL_REGION
 
 
 def _function(module: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc, ShardingError
 from shardwright.compiler.frontend.importer import ImportHooks
+from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules import RULES
 from shardwright.compiler.frontend.rules.registry import Rule, refuse
 from shardwright.compiler.ir.facts import combination, lookup, resized_dim, stored
@@ -23,8 +24,10 @@ from shardwright.compiler.ir.ops import (
     AllReduceAttrs,
     AllToAllAttrs,
     CollectivePermuteAttrs,
+    ManualRegionAttrs,
     ReduceScatterAttrs,
 )
+from shardwright.compiler.ir.printer import MANUAL_REGION
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CONTRACTIONS, REDUCTIONS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -73,6 +76,7 @@ class ShardyReader:
             "sdy.all_reduce": self._all_reduce,
             "sdy.all_to_all": self._all_to_all,
             "sdy.collective_permute": self._collective_permute,
+            "stablehlo.custom_call": self._custom_call,
             "stablehlo.gather": self._gather,
         }
         return table | dict.fromkeys(UNRESOLVED, _unresolved)
@@ -213,6 +217,16 @@ class ShardyReader:
         (value,) = RULES["stablehlo.gather"](site)
         self.specs[value] = spec.with_dim(dim, ())
         return [self._relaid(site, value, spec)]
+
+    def _custom_call(self, site: Site) -> Sequence[Value]:
+        """Code of one rank, by its number; any other call is that of a model."""
+        if call_target(site.op) != MANUAL_REGION:
+            return RULES["stablehlo.custom_call"](site)
+        laid_out = self._parse(str(_entry(site.op.attributes, "sdy.sharding")))
+        specs = tuple(spec.dims for spec in laid_out)
+        number = int(text_of(site.op, "backend_config"))
+        attrs = ManualRegionAttrs(number, tuple(site.result_types()), specs)
+        return site.emit("manual_region", site.operands, attrs).results
 
     def _relaid(self, site: Site, value: Value, after: ShardingSpec) -> Value:
         """`value` laid out as `after`: what both layouts share at the major end of a dim stays."""

@@ -15,7 +15,7 @@ from shardwright.compiler.diagnostics import UNKNOWN_LOC, Diagnostic, Loc, Shard
 from shardwright.compiler.frontend.roles import STATE_ROLES
 from shardwright.compiler.frontend.shardings import ModuleShardings
 from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import ShardingConstraintAttrs
+from shardwright.compiler.ir.ops import ManualRegionAttrs, ShardingConstraintAttrs
 from shardwright.compiler.ir.rewrite import Level
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.partition.mesh import Mesh
@@ -197,10 +197,11 @@ class _Manual:
     def recipe(self) -> Recipe:
         """The recipe; arguments that are open in some dims get their sharding as a constraint."""
         opened = [slot.name for slot in self.inputs if slot.name not in self.reasons]
+        graph = self._with_open_arguments()
         return Recipe(
-            graph=self._with_open_arguments(),
+            graph=graph,
             mesh=self.mesh,
-            specs=self.specs,
+            specs=self.specs | dict(_of_regions(graph)),
             reasons=self.reasons,
             predicted=None,
             tied=tuple(self.tied),
@@ -216,6 +217,14 @@ class _Manual:
                 level.replace((value,), op.results)
         level.ops += map(level.update, self.graph.ops)
         return level.finish(self.graph)
+
+
+def _of_regions(graph: Graph) -> Iterator[tuple[ValueId, ShardingSpec]]:
+    """The results of code of one rank, which are laid out as it says."""
+    for ordinal, op in enumerate(graph.walk()):
+        if isinstance(op.attrs, ManualRegionAttrs):
+            for number, dims in enumerate(op.attrs.specs):
+                yield (ordinal, number), ShardingSpec(dims)
 
 
 def _completed(opened: Sequence[str], total: int) -> Iterator[Diagnostic]:

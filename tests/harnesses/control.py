@@ -12,6 +12,7 @@ CASES: tuple[OpCase, ...] = (
 # Ops without a row: what checks them instead.
 GAPS: dict[str, str] = {
     "loop": "has a region: tests/compiler/ir/test_printer.py runs whole loops",
+    "manual_region": "needs a mesh: tests/system/test_manual_files.py",
     "move_to": "names a memory: tests/compiler/frontend/test_placements.py",
     "host_empty": "is never read: tests/sharding/test_host_residuals.py",
     "host_load": "needs host memory: tests/sharding/test_host_residuals.py",

@@ -334,3 +334,4 @@ def test_a_manual_region_says_what_to_compile_instead(
     assert compile_line("neuronx-cc compile m.mlir --framework XLA --target trn1") == 70
     shown = capsys.readouterr().err
     assert "NCC_EVRF001" in shown and "after spmd-partitioning" in shown
+    assert "as many partitions as its mesh has cores, 2 (mhlo.num_partitions), got 1" in shown

@@ -10,6 +10,7 @@ __all__ = ["RULES", "Rule", "imports"]
 
 for _ops in (
     *("batch_norm", "bits", "collective", "control", "convolution", "custom_call", "dot"),
-    *("elementwise", "gather", "gspmd", "random", "reduce", "shape", "sharding", "sort", "window"),
+    *("elementwise", "gather", "gspmd", "manual", "random", "reduce", "shape", "sharding"),
+    *("sort", "window"),
 ):
     import_module(f"{__name__}.{_ops}")

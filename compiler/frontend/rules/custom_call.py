@@ -101,8 +101,6 @@ COMPOSITES: dict[str, Rule] = {
     "SPMDFullToShardShape": gspmd.annotation,
     "SPMDShardToFullShape": gspmd.annotation,
     "Sharding": gspmd.annotation,
-    "xla.sdy.GlobalToLocalShape": gspmd.manual_border,
-    "xla.sdy.LocalToGlobalShape": gspmd.manual_border,
 }
 
 

@@ -13,15 +13,11 @@ import re
 
 from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED
-from shardwright.compiler.frontend.rules.registry import Site, Values, refuse, refuses
+from shardwright.compiler.frontend.rules.registry import Site, Values, refuse
 
 _TILES = re.compile(r"devices=\[([\d,]+)\]([^}]*)")
 _SUBGROUPS = re.compile(r"last_tile_dims=\{([^}]*)")
 _REPLICATED = "last_tile_dim_replicate"
-MANUAL_HINT = (
-    "compile what XLA's partitioner makes of the module (the dump after spmd-partitioning); a JAX"
-    " step with shard_map is taken by plan and run"
-)
 
 
 def annotation(site: Site) -> Values:
@@ -37,18 +33,6 @@ def annotation(site: Site) -> Values:
     return site.operands
 
 
-def manual_border(site: Site) -> Values:
-    """Where a manual region of Shardy begins or ends in HLO; one over a single rank changes none
-    of its values.
-    """
-    given, results = [v.type for v in site.operands], site.result_types()
-    if given != results:
-        shown = f"{', '.join(map(str, given))} -> {', '.join(map(str, results))}"
-        name = call_target(site.op)
-        refuse("NCC_EVRF001", f"{name} requires a value that stays whole, got {shown}", MANUAL_HINT)
-    return site.operands
-
-
 def splits(text: str) -> bool:
     """Whether a sharding, or one of a tuple, cuts its value into pieces."""
     return any(_pieces(counts, rest) > 1 for counts, rest in _TILES.findall(text))
@@ -59,13 +43,3 @@ def _pieces(counts: str, rest: str) -> int:
     tiles = [int(n) for n in counts.split(",")]
     copies = len(found[1].split(",")) if (found := _SUBGROUPS.search(rest)) else _REPLICATED in rest
     return max(tiles[: len(tiles) - copies], default=1)
-
-
-@refuses("sdy.manual_computation")
-def manual_computation(site: Site) -> Values:
-    """A `shard_map`: a part of the step that is written per core."""
-    refuse(
-        "NCC_EVRF001",
-        "shard_map (sdy.manual_computation) requires a partitioned module",
-        MANUAL_HINT,
-    )

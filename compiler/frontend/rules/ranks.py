@@ -38,6 +38,8 @@ from shardwright.compiler.frontend.rules.process_groups import (
 from shardwright.compiler.frontend.rules.registry import RefusedError, refuse
 
 Axes = tuple[str, ...]
+MANUAL = "sdy.manual_computation"
+"""A region for one rank in a module of whole values."""
 PARTITION_ID, REPLICA_ID = RANK_IDS = "stablehlo.partition_id", "stablehlo.replica_id"
 DECLARED = {"replicas": "mhlo.num_replicas", "partitions": "mhlo.num_partitions"}
 """The attributes of a module that say its grid."""
@@ -103,6 +105,13 @@ class RankMesh:
                     runs[-1] += (name,)
                 else:
                     runs.append((name,))
+        if self.size([name for run in runs for name in run]) != groups.shape[1]:
+            mesh = ", ".join(f"{name}={size}" for name, size in self.axes)
+            refuse(
+                CODE,
+                f"replica groups require whole axes of the mesh {mesh}, got {shown(groups)}",
+                "split the axis of the mesh in two",
+            )
         return runs
 
     def _between(self, low: int, high: int) -> list[str]:
@@ -121,7 +130,7 @@ def read_ranks(module: Any, locations: LocationReader) -> RankMesh:
     Raises: ImportRuleError SW_REPLICA_GROUPS at the collective whose groups cannot be.
     """
     ops, meshes = _rank_ops(module), module_meshes(module)
-    if not ops:
+    if not ops or any(op.name == MANUAL for op in all_ops(module)):
         return whole(module, locations)
     with_ids = [(op, locations.read(op.location)) for op in ops if op.name not in RANK_IDS]
     declared = declared_grid(module, locations)

@@ -13,7 +13,11 @@ from shardwright.compiler.ir.ops.collective import (
     CollectivePermuteAttrs,
     ReduceScatterAttrs,
 )
-from shardwright.compiler.ir.ops.control import LoopAttrs, ShardingConstraintAttrs
+from shardwright.compiler.ir.ops.control import (
+    LoopAttrs,
+    ManualRegionAttrs,
+    ShardingConstraintAttrs,
+)
 from shardwright.compiler.ir.ops.convolution import ConvolutionAttrs
 from shardwright.compiler.ir.ops.dot import DotGeneralAttrs
 from shardwright.compiler.ir.ops.elementwise import BitcastConvertAttrs, CompareAttrs, ConvertAttrs
@@ -56,6 +60,7 @@ __all__ = [
     "HostLoadAttrs",
     "IotaAttrs",
     "LoopAttrs",
+    "ManualRegionAttrs",
     "MoveToAttrs",
     "PadAttrs",
     "ReduceAttrs",

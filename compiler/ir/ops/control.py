@@ -1,4 +1,5 @@
-"""Control: the counted loop, the barrier of rematerialisation, and the user's sharding constraint.
+"""Control: the counted loop, code of one rank among whole values, the barrier of rematerialisation,
+and the user's sharding constraint.
 
 A loop's operands, results, region inputs and region outputs correspond one to one (its carries);
 one carry counts the iterations. Barriers and constraints are identities that only mean something
@@ -36,6 +37,17 @@ class ShardingConstraintAttrs:
 
     spec: tuple[tuple[str, ...], ...]
     open_dims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ManualRegionAttrs:
+    """Region `number` of a module file: code of one rank among whole values. Its results are of
+    types `results`, each laid out as in `specs`, per dim the mesh axes, major to minor.
+    """
+
+    number: int
+    results: tuple[TensorType, ...]
+    specs: tuple[tuple[tuple[str, ...], ...], ...]
 
 
 def _infer_loop(
@@ -81,7 +93,22 @@ def _infer_constraint(attrs: ShardingConstraintAttrs, operand: TensorType) -> Te
     return operand
 
 
+def _infer_region(
+    attrs: ManualRegionAttrs, *types: TensorType, regions: Sequence[Graph]
+) -> tuple[TensorType, ...]:
+    ranks, given = [r.rank for r in attrs.results], [len(spec) for spec in attrs.specs]
+    if ranks != given:
+        raise mismatch(f"specs of {ranks} dims", given)
+    return attrs.results
+
+
+def _no_reference(op: Op, *args: np.ndarray) -> np.ndarray:
+    """Code of one rank means nothing for whole values; this is a bug of the caller."""
+    raise AssertionError(f"{op.name} {op.attrs.number} requires a partitioned graph")
+
+
 define("loop", Kind.CONTROL, LoopAttrs, _infer_loop, _loop_reference, flops=_loop_flops)
+define("manual_region", Kind.CONTROL, ManualRegionAttrs, _infer_region, _no_reference, pure=False)
 define(
     "optimization_barrier",
     Kind.IDENTITY,
