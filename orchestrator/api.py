@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -18,6 +18,8 @@ from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.train_step import StepSettings, TrainStep
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.sharding.partition.mesh import DATA_AXES
+from shardwright.sharding.settings import MANUAL
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.hook import Hooked
@@ -102,7 +104,8 @@ def plan(asked: Job | TrainTask | Callable[..., Any], *example: Any, **settings:
     """Whether a job fits and how fast it is, without values; of a task, the job that the settings
     describe, with the task for its model. A training step, decorated or not, is shown by arguments
     of a call, `plan(step, state, batch, mesh__tp=2)`, arrays or `jax.ShapeDtypeStruct`s; a keyword
-    without `__` is one of them. Raises as `run`.
+    without `__` is one of them. It is planned with as many samples as the call has, where the ranks
+    share them evenly and no setting says how many. Raises as `run`.
 
     The step is traced to know which question it is, because what this process has imported need not
     be what its files say: a stored answer spares the rest.
@@ -118,6 +121,8 @@ def plan(asked: Job | TrainTask | Callable[..., Any], *example: Any, **settings:
         raise TypeError("an example of arguments requires a step to plan, not a job or a task")
     if isinstance(asked, TrainTask):
         task, resolved = asked, _job_of_task(settings)
+        if not _BATCH & settings.keys():
+            resolved = _with_samples(resolved, task.samples)
     else:
         resolved = _job(asked, settings)
     with _progress(resolved) as progress:
@@ -206,6 +211,21 @@ def _job_of_task(settings: Mapping[str, object]) -> JobConfig:
             hint="make the task with it",
         )
     return job(None, **settings)
+
+
+_BATCH = {f"strategy__{name}" for name in ("micro_batch", "global_batch", "global_batch_tokens")}
+
+
+def _with_samples(job: JobConfig, samples: int) -> JobConfig:
+    """The job with a batch of as many samples, if its data-parallel ranks share them evenly."""
+    from shardwright.orchestrator.config.layout import layout_of
+
+    if job.strategy.name == MANUAL:  # whose mesh is the step's
+        return job
+    each, rest = divmod(samples, layout_of(job).mesh.size(DATA_AXES))
+    if rest or not each:
+        return job
+    return replace(job, strategy=replace(job.strategy, micro_batch=each))
 
 
 def _job(asked: Job, settings: Mapping[str, object]) -> JobConfig:

@@ -392,7 +392,12 @@ def _check(step: Callable[..., Any], kinds: Mapping[str, str]) -> None:
     found = ", ".join(f"{name}: {kind}" for name, kind in kinds.items()) or "none"
     for kind, code, cure in (
         (STATE, "SW_TASK_STATE", "a step returns its new state"),
-        (BATCH, "SW_TASK_BATCH", "the arrays of a batch have as many rows as there are samples"),
+        (
+            BATCH,
+            "SW_TASK_BATCH",
+            "the arrays of a batch have as many rows as there are samples, and a list of numbers is"
+            " no array (np.asarray)",
+        ),
     ):
         if kind not in kinds.values():
             raise UsageError(

@@ -171,19 +171,26 @@ class Fields:
             raise refused(f"{self.key(name)} as a list of layers", json.dumps(value))
         return value
 
+    def same(self, twice: Mapping[str, str]) -> None:
+        """Raises UsageError for a key whose value is not that of the key it stands beside."""
+        for key, read in twice.items():
+            self.read[key] = f"as {read}"
+            if key in self.config and self.config[key] != self.config.get(read):
+                said = {name: self.config.get(name) for name in (key, read)}
+                raise refused(f"{key} and {read} to be equal", json.dumps(said))
+
     def refuse_others(self, without_effect: Iterable[str]) -> None:
         """Raises UsageError that names every key that was neither read nor has no effect."""
         known = {*self.read, *NO_EFFECT, *without_effect}
         others = sorted(k for k in self.config if k not in known)
         if others:
-            pairs = ((key, nearest(key, self.read)) for key in others)
+            free = [key for key in self.read if key not in self.config]
+            pairs = ((key, nearest(key, free)) for key in others)
             like = "; ".join(f"is {key} meant to be {near[0]}?" for key, near in pairs if near)
             hint = "leave out what does not change the step, or " + config_file.OWN_MODEL
-            raise refused(
-                f"keys that this model type is built from ({', '.join(sorted(self.read))})",
-                ", ".join(others),
-                f"{like}; {hint}" if like else hint,
-            )
+            hint = f"{hint}; it is built from {', '.join(sorted(self.read))}"
+            required = "keys that this model type is built from"
+            raise refused(required, ", ".join(others), f"{like}; {hint}" if like else hint)
 
     def turned(self, name: str, default: float) -> float:
         """The part of a head that is rotated: under a key of its own, or (transformers 5) among the

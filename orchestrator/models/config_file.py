@@ -59,8 +59,9 @@ def _bound(config: Config, keys: list[str]) -> str:
 
 
 def _near(config: Config, keys: list[str]) -> str:
-    """Keys of the config that are like a missing one."""
-    pairs = ((key, nearest(key, config)) for key in keys if key not in config)
+    """Keys of the config that are like a missing size, and are sizes."""
+    sized = [key for key, value in config.items() if _is_size(value)]
+    pairs = ((key, nearest(key, sized)) for key in keys if key not in config)
     return "; ".join(f"is {near[0]} meant to be {key}?" for key, near in pairs if near)
 
 

@@ -86,5 +86,5 @@ def _check(positions: int, seq_len: int, dtype: str, remat: str) -> None:
         raise UsageError(
             "SW_SEQ_LEN",
             f"seq_len requires 1 to {positions} (max_position_embeddings), got {seq_len}",
-            hint="set max_position_embeddings of the config to as many",
+            hint="take a shorter one; a model of more positions is another config",
         )

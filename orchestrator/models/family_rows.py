@@ -139,6 +139,8 @@ class Row:
     """Keys whose other values are not built."""
     usual: Mapping[str, Any] = field(default_factory=dict)
     """What holds where the config, as published ones, leaves it out."""
+    twice: Mapping[str, str] = field(default_factory=dict)
+    """Keys that published configs have beside another for the same, and that other."""
     without_effect: tuple[str, ...] = ()
     inner: tuple[str, str] | None = None
     """The key of a config inside that is built alone, and its family; what is beside it are
@@ -169,6 +171,7 @@ _GEMMA = Row(
     plain={"use_bidirectional_attention": (False, None)},
     positions=8192,
     without_effect=("hidden_act",),  # `hidden_activation` is what is obeyed
+    twice={"sliding_window_size": "sliding_window"},
 )
 
 FAMILIES: MappingProxyType[str, Row] = MappingProxyType(
@@ -344,10 +347,8 @@ FAMILIES: MappingProxyType[str, Row] = MappingProxyType(
                 limit="swiglu_limit",
                 plain={**_BALANCE, "swiglu_alpha": (1.702,)},
             ),
-            without_effect=(
-                *_AUXILIARY,
-                *("experts_per_token", "initial_context_length"),  # said twice in the files
-            ),
+            without_effect=(*_AUXILIARY, "initial_context_length"),  # read with rope_scaling
+            twice={"experts_per_token": "num_experts_per_tok"},
             positions=131072,
         ),
         "deepseek_v3": Row(

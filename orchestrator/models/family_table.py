@@ -43,6 +43,7 @@ def read(config: Config) -> tuple[Architecture, Fields]:
     fields = Fields({**row.usual, **config}, row.names)
     fields.plain({**PLAIN, **row.plain})
     made = _architecture(fields, row)
+    fields.same(row.twice)
     fields.refuse_others((*row.without_effect, *LABELS))
     return made, fields
 

@@ -53,6 +53,6 @@ def served_config(config: Config, *, context: int, **asked: Any) -> TrainTask:
         raise UsageError(
             "SW_SEQ_LEN",
             f"seq_len requires 1 to {model.positions} (max_position_embeddings), got {context}",
-            hint="set max_position_embeddings of the config to as many",
+            hint="take a shorter one; a model of more positions is another config",
         )
     return serving_task(model, Serving(context=context or model.positions, **asked))

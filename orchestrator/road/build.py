@@ -218,8 +218,8 @@ def _other_samples(task: TrainTask, layout: Layout) -> Iterator[str]:
     if task.samples not in (0, layout.global_batch):
         ways = layout.mesh.size(DATA_AXES)
         each, rest = divmod(task.samples, ways)
-        cure = f" (strategy.micro_batch={each})" if each and not rest else ""
-        yield f"the example has {task.samples} samples, not {layout.global_batch}{cure}"
+        cure = f"strategy.micro_batch={each}" if each and not rest else f"no multiple of {ways}"
+        yield f"{layout.global_batch} samples; the example has {task.samples} ({cure})"
 
 
 def _loss_of(step: Rerolled, mode: Mode) -> int:

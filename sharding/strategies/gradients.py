@@ -28,7 +28,8 @@ def reduce_gradients(step: Decisions) -> None:
                 "SW_BATCH_LOST",
                 f"{op.name} ends the batch dim of its operand;"
                 " its result is computed on every core",
-                "keep samples along one dim that is only merged, moved or reduced",
+                "keep samples along one dim that is only merged, moved or reduced; cut a batch in"
+                " n micro-batches as x.reshape(-1, n, *rest).swapaxes(0, 1)",
                 op.loc,
             )
             continue

@@ -114,10 +114,12 @@ def test_a_step_is_planned_as_it_is_called(
     step = shardwright.train_step(made.step, example=lambda: (params, {}, batch), name="mine")
     other = api.plan(step, **settings | {"strategy__micro_batch": 2})
     assert other.data["graph"]["name"] == "mine"
-    assert other.data["graph"]["told"] == [
-        "the example has 2 samples, not 4 (strategy.micro_batch=1)"
-    ]
-    assert "step       mine: the example has 2 samples" in repr(other)
+    assert other.data["graph"]["told"] == ["4 samples; the example has 2 (strategy.micro_batch=1)"]
+    assert "step       mine: 4 samples; the example has 2" in repr(other)
+    for given, planned in ((8, 8), (3, 2)):  # what the ranks share evenly, else one for each
+        shown = api.plan(made.step, params, {}, {"x": jnp.ones((given, 64))}, **settings)
+        assert shown.data["batch"]["global_batch"] == planned
+    assert shown.data["graph"]["told"] == ["2 samples; the example has 3 (no multiple of 2)"]
     assert float(step(params, {}, batch)[2]["loss"]) == 64**2
     for asked, arguments, error in (
         (made.step, (), "requires arguments to show it by"),

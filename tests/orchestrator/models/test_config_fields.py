@@ -25,9 +25,38 @@ def test_a_key_that_no_part_reads_is_refused_by_name(family: str) -> None:
 
 
 def test_a_slip_of_the_hand_is_named() -> None:
+    given = tiny("qwen3", rope_thetta=1e6)
+    del given["rope_theta"]
     with pytest.raises(UsageError) as caught:
-        architecture_of(tiny("qwen3", rope_thetta=1e6))
+        architecture_of(given)
     assert "is rope_thetta meant to be rope_theta?" in caught.value.diagnostic.hint
+
+
+def test_a_key_that_is_there_is_no_slip() -> None:
+    """Neither what is spelled right nor what is no size is said to be meant for another."""
+    given = tiny("gemma2", sliding_window=8, sliding_windows=8)
+    with pytest.raises(UsageError) as caught:
+        architecture_of(given)
+    assert "meant to be sliding_window?" not in caught.value.diagnostic.hint
+    without = {key: value for key, value in tiny("llama").items() if key != "hidden_size"}
+    with pytest.raises(UsageError) as caught:
+        architecture_of(without | {"hidden_act": "silu"})
+    assert "hidden_act" not in caught.value.diagnostic.hint
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "read", "value"),
+    [
+        ("gemma2", "sliding_window_size", "sliding_window", 8),
+        ("gpt_oss", "experts_per_token", "num_experts_per_tok", 2),
+    ],
+)
+def test_what_is_said_twice_is_said_alike(family: str, key: str, read: str, value: int) -> None:
+    """As published configs of these families do."""
+    given = tiny(family, **{read: value})
+    assert architecture_of(given | {key: value}) == architecture_of(given)
+    with pytest.raises(UsageError, match=f"requires {key} and {read} to be equal"):
+        architecture_of(given | {key: value + 1})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
