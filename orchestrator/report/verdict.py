@@ -74,11 +74,12 @@ def _cure(report: Report, found: Facts) -> str:
     """The change that was tried and cures a refusal, with what it costs; else what was tried and
     does not, and what else may."""
     rows = _planned(report)
-    for row in rows:
-        if found["code"] not in row["refused"]:
-            change, effect = short_change(row["change"]), effect_text(row, counted(report))
-            cures = "cures it:" if row["status"] == "fits" else "would cure it, but"
-            return f"{change} {cures} {effect}"
+    cures = [row for row in rows if found["code"] not in row["refused"]]
+    if cures:
+        row = min(cures, key=lambda row: (row["status"] != "fits", len(row["refused"])))
+        how = "cures it:" if not row["refused"] else "cures this, not all:"
+        how = how if row["status"] == "fits" else "would cure it, but"
+        return f"{short_change(row['change'])} {how} {effect_text(row, counted(report))}"
     if rows:
         tried = " and ".join(short_change(row["change"]) for row in rows)
         text, hint = f"refused with {tried} as well", str(found["hint"])

@@ -98,8 +98,11 @@ def test_a_refusal_that_nothing_cures_says_so() -> None:
     cures = [tried("x=1", ["NCC_EBVF030"])]
     (text,) = texts(one | {"whatif": {"tried": cures, "left": []}})
     assert text.endswith(
-        "x=1 cures it: fits, 2.500 ms per step (+25 %); neuronx-cc would refuse it, NCC_EBVF030"
+        "x=1 cures this, not all: fits, 2.500 ms per step (+25 %); neuronx-cc would refuse it,"
+        " NCC_EBVF030"
     )
+    (text,) = texts(one | {"whatif": {"tried": [*cures, tried("y=1", [])], "left": []}})
+    assert "; y=1 cures it: fits" in text, "what nothing refuses goes before it"
 
 
 def test_two_refusals_with_one_cure_say_it_once() -> None:
