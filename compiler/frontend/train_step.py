@@ -154,6 +154,7 @@ class _Arguments:
                 "SW_STEP_EXAMPLE",
                 f"{step_name(step)} requires an example of its arguments {signature}: {error}",
                 location(step),
+                "settings of the job are said as table__key, for example mesh__tp=2",
             ) from error
         values, keywords, is_left_out = {}, set[str](), False
         for name, parameter in signature.parameters.items():
