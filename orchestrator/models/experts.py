@@ -224,7 +224,7 @@ def _first(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
 
 def capacity(part: Experts, rows: int) -> int:
     """Rows that one expert takes of a sequence of `rows`."""
-    return math.ceil(rows * part.chosen * part.capacity_factor / part.count)
+    return min(rows, math.ceil(rows * part.chosen * part.capacity_factor / part.count))
 
 
 def routes(part: Experts, layer: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
