@@ -23,6 +23,7 @@ from shardwright.compiler.ir.ops import (
 )
 from shardwright.compiler.ir.rewrite import replaced
 from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.passes.single_windows import as_slice, as_update
 
 
 def simplify(graph: Graph, keep_sums: bool = False) -> Graph:
@@ -102,4 +103,10 @@ def _follow(first: Op, then: Op, dim: int) -> bool:
     return same and b.start == starts and b.limit == ends
 
 
-_RULES = {"reduce": _reduce, "add": _add, "concatenate": _concatenate}
+_RULES = {
+    "reduce": _reduce,
+    "add": _add,
+    "concatenate": _concatenate,
+    "gather": as_slice,
+    "scatter": as_update,
+}

@@ -71,6 +71,7 @@ def _served(job: JobConfig) -> TrainTask:
         "sequences": layout.global_batch,
         "context": model.seq_len,
         "dtype": _DTYPES[compute_type(job)],
+        "experts_apart": job.mesh.ep > 1,
     }
     if model.preset:
         return served_preset(model.preset, **asked)
@@ -240,6 +241,7 @@ def _options(job: JobConfig) -> dict[str, Any]:
     return {
         "lora": _lora(job),
         "capacity_factor": model.capacity_factor,
+        "experts_apart": job.mesh.ep > 1,
         "dtype": _DTYPES[compute_type(job)],
         "optimizer": model.optimizer,
         "clip": model.clip,
@@ -273,7 +275,7 @@ def model_key(job: JobConfig) -> Hashable:
     # A step with a cache is one of as many sequences, which a mesh may decide.
     batch = (job.strategy, job.mesh, job.cluster) if mode_of(job) is not Mode.TRAIN else ()
     mesh = job.mesh.tp if job.model.recipe else 0
-    return job.model, *settings, mesh, batch, job.base, files
+    return job.model, *settings, mesh, job.mesh.ep > 1, batch, job.base, files
 
 
 def source_files(job: JobConfig) -> Iterable[Path]:

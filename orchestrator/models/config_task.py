@@ -8,7 +8,7 @@ from shardwright.compiler.diagnostics import Diagnostic, UsageError
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.models import config_file, decoder
 from shardwright.orchestrator.models.adapters import Lora
-from shardwright.orchestrator.models.architecture import Architecture, Experts, Layer
+from shardwright.orchestrator.models.architecture import Architecture
 from shardwright.orchestrator.models.blocks import TaskOptions
 from shardwright.orchestrator.models.config_file import Config
 from shardwright.orchestrator.models.family_table import architecture_of, left_out
@@ -29,16 +29,21 @@ def train_task(
     name: str = "model",
     lora: Lora | None = None,
     capacity_factor: float = 0.0,
+    experts_apart: bool = False,
 ) -> TrainTask:
     """The training step of a config on byte-level text; `seq_len` 0: `usual_length`;
-    `capacity_factor` 0: experts drop no row.
+    `capacity_factor` 0: experts drop no row, also where they lie on cores of their own (`apart`).
 
     Raises: UsageError for a config that is not built here, an unknown type, optimizer or remat, a
     sequence longer than the config allows, and for none where it does not say how long one is, for
     a capacity of experts where there are none.
     """
     model = config if isinstance(config, Architecture) else architecture_of(config)
-    model = _with_capacity(model, capacity_factor, name) if capacity_factor else model
+    if capacity_factor or experts_apart:
+        seated = model.with_experts(lambda part: part.seated(capacity_factor))
+        if capacity_factor and seated == model:
+            raise config_file.without_experts(name)
+        model = seated
     beside = "" if isinstance(config, Architecture) else left_out(config)
     ropes = (layer.attention.rope for layer in model.layers)
     scalings = (rope.scaling for rope in ropes if rope)
@@ -61,20 +66,6 @@ def train_task(
     if not beside:
         return task
     return replace(task, findings=(Diagnostic("SW_MODEL_CONFIG", beside, severity="note"),))
-
-
-def _with_capacity(model: Architecture, factor: float, name: str) -> Architecture:
-    """The model whose experts take so many rows of a sequence. Raises UsageError for none."""
-
-    def seated(layer: Layer) -> Layer:
-        if not isinstance(layer.feed, Experts):
-            return layer
-        return replace(layer, feed=replace(layer.feed, routing="sorted", capacity_factor=factor))
-
-    layers = tuple(map(seated, model.layers))
-    if layers == model.layers:
-        raise config_file.without_experts(name)
-    return replace(model, layers=layers)
 
 
 def _check(positions: int, seq_len: int, dtype: str, remat: str) -> None:

@@ -264,16 +264,9 @@ def _task(model: Architecture, options: TaskOptions) -> TrainTask:
 
 def as_visited(model: Architecture) -> Architecture:
     """The model as MFU counts it: every row visits as many experts as it chose, and no others.
-    Empty seats are no work of the model, nor are groups of rows that are multiplied for every
-    expert and masked.
+    Empty seats are no work of the model, nor are rows that fill up a block.
     """
-
-    def visited(layer: Layer) -> Layer:
-        if not isinstance(layer.feed, Experts):
-            return layer
-        return replace(layer, feed=replace(layer.feed, routing="first"))
-
-    return replace(model, layers=tuple(map(visited, model.layers)))
+    return model.with_experts(lambda part: replace(part, routing="first"))
 
 
 def _samples(model: Architecture, options: TaskOptions) -> Samples:

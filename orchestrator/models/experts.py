@@ -1,13 +1,15 @@
 """Experts behind a router: which a row of a sequence visits, and what they make of it.
 
-Rows go to experts in one of three ways. "grouped": the rows of all samples are one list sorted by
-expert, with a product per group of it, and no row is ever dropped (MegaBlocks, Gale et al. 2022;
-MaxText spells it with `ragged_dot` too). "products": by products with one-hot tensors, within each
-sequence and up to a capacity per expert (GShard, Lepikhin et al. 2020); rows beyond it keep only
-their residual. "sorted": the same with rows sorted by expert and looked up. `capacity_factor` times
-the even share is the capacity; at `count / chosen` no row is dropped. Gradients of the router come
-through the weights of the chosen experts; there is no auxiliary loss. ("first" is no way to train:
-every row visits the same experts, as many as it chose, so that FLOPs can be counted.)
+Rows go to experts in one of four ways. Within their sequence: "blocks": sorted by expert and padded
+to blocks that each have one expert, so that no row is ever dropped and few are added (MegaBlocks,
+Gale et al. 2022); "products": by products with one-hot tensors, up to a capacity per expert, beyond
+which rows keep only their residual (GShard, Lepikhin et al. 2020); "sorted": the same with rows
+sorted by expert and looked up. `capacity_factor` times the even share is the capacity; at
+`count / chosen` no row is dropped. "grouped": the rows of all samples as one list sorted by expert,
+with a product per group of it, as MaxText spells it with `ragged_dot`; every expert then multiplies
+every row, so that no config takes it. Gradients of the router come through the weights of the
+chosen experts; there is no auxiliary loss. ("first" is no way to train: every row visits the same
+experts, as many as it chose, so that FLOPs can be counted.)
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ _LEAST = 1e-20  # of a sum of weights, as in DeepSeek-V3's own code
 
 def fed(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
     """The chosen experts' blocks of every row of `x` [B, T, D], added up."""
-    ways = {"sorted": _looked_up, "products": _multiplied, "grouped": _grouped, "first": _first}
+    ways = {
+        "blocks": _in_blocks,
+        "sorted": _looked_up,
+        "products": _multiplied,
+        "grouped": _grouped,
+        "first": _first,
+    }
     return ways[part.routing](part, layer, x)
 
 
@@ -64,12 +72,122 @@ def _of_groups(part: Experts, layer: Params, scores: jax.Array) -> tuple[jax.Arr
     return best * part.scale, chosen
 
 
+def _in_blocks(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
+    """With the rows of each sequence sorted by expert, in blocks of one expert's."""
+    rows = x.shape[1]
+    if part.count * rows <= most_blocks(part, rows) * part.block:
+        return _in_seats(part, layer, x, rows)  # as many seats as rows are fewer
+    best, chosen = choices(part, layer, x)
+    choice, owner, place = jax.vmap(partial(_runs, part))(chosen)
+
+    def looked_up(given: jax.Array, at: jax.Array) -> jax.Array:
+        return jax.vmap(lambda one, i: one.at[i].get(mode="promise_in_bounds"))(given, at)
+
+    def product(given: jax.Array, name: str, shares: jax.Array | float = 1) -> jax.Array:
+        made = block_products(given, layer[f"w{name}"].astype(given.dtype), owner)
+        if not part.bias:
+            return made
+        bias = layer[f"b{name}"].astype(given.dtype).at[owner].get(mode="promise_in_bounds")
+        return made + bias[:, :, None] * shares
+
+    taken = looked_up(x, choice // part.chosen)
+    shares = looked_up(best.reshape(len(x), -1).astype(x.dtype), choice)[..., None]
+    # Weighted in front of the last product, so that no gradient needs what it makes.
+    made = product(_gated(part, partial(product, taken)) * shares, "_down", shares)
+    return jnp.sum(looked_up(made.reshape(len(x), -1, x.shape[2]), place), axis=2)
+
+
+def most_blocks(part: Experts, rows: int) -> int:
+    """How many blocks the choices of a sequence of `rows` can need: the last one of every expert
+    that is visited may hold a single row.
+    """
+    choices = rows * part.chosen
+    return (choices + min(part.count, choices) * (part.block - 1)) // part.block
+
+
+def _runs(part: Experts, chosen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """For the choices [T, K] of one sequence: the choice in every place of the blocks [N, b], the
+    expert of every block [N], and the place of every choice [T, K], blocks one after the other.
+
+    Places that are left over hold some choice again; nobody reads what becomes of it.
+    """
+    order, sizes, starts = _by_expert(part, chosen)
+    ends = jnp.cumsum((sizes + part.block - 1) // part.block)
+    firsts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]])
+    number = jnp.arange(most_blocks(part, len(chosen)), dtype=ends.dtype)
+    owner = jnp.minimum(jnp.sum(number[:, None] >= ends, axis=1, dtype=ends.dtype), part.count - 1)
+    at = (starts - firsts * part.block)[owner] + number * part.block
+    at = jnp.minimum(at[:, None] + jnp.arange(part.block, dtype=ends.dtype), chosen.size - 1)
+    place = firsts[chosen] * part.block + _number(order, starts, chosen)
+    return order[at], owner.astype(jnp.uint32), place
+
+
+def _products(rows: jax.Array, weights: jax.Array, owner: jax.Array) -> jax.Array:
+    """Blocks of rows [B, N, b, D] times the matrices [E, D, F] of their experts [B, N].
+
+    Block by block, so that a matrix is read where it lies. The gradient of the matrices adds up
+    in the order of blocks, in the type of the matrices, for each of the B sequences by itself: a
+    sum over them in every step of the loop would be one over cores.
+    """
+
+    def one(_: None, block: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        given, expert = block
+        return None, jnp.einsum("btd,bdf->btf", given, _of(weights, expert))
+
+    _, made = jax.lax.scan(one, None, _by_block(rows, owner))
+    return jnp.swapaxes(made, 0, 1)
+
+
+_Kept = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _products_forward(
+    rows: jax.Array, weights: jax.Array, owner: jax.Array
+) -> tuple[jax.Array, _Kept]:
+    return _products(rows, weights, owner), (rows, weights, owner)
+
+
+def _products_backward(kept: _Kept, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    rows, weights, owner = kept
+
+    def one(totals: jax.Array, block: _Kept) -> tuple[jax.Array, jax.Array]:
+        given, wanted, expert = block
+        more = jnp.einsum("btd,btf->bdf", given, wanted)
+        totals = jax.vmap(_added)(totals, more, expert)
+        return totals, jnp.einsum("btf,bdf->btd", wanted, _of(weights, expert))
+
+    nothing = jnp.zeros((len(rows), *weights.shape), weights.dtype)
+    totals, made = jax.lax.scan(one, nothing, _by_block(rows, gradient, owner))
+    total = jax.lax.reduce(totals, jnp.zeros((), totals.dtype), jax.lax.add, (0,))
+    return jnp.swapaxes(made, 0, 1), total, None
+
+
+block_products = jax.custom_vjp(_products)
+block_products.defvjp(_products_forward, _products_backward)
+
+
+def _by_block(*values: jax.Array) -> tuple[jax.Array, ...]:
+    """[B, N, ...] as [N, B, ...]."""
+    return tuple(jnp.swapaxes(value, 0, 1) for value in values)
+
+
+def _of(weights: jax.Array, expert: jax.Array) -> jax.Array:
+    return weights.at[expert].get(mode="promise_in_bounds")
+
+
+def _added(totals: jax.Array, more: jax.Array, expert: jax.Array) -> jax.Array:
+    """`totals` [E, D, F] with `more` added to the matrix of an expert."""
+    sums = jax.lax.dynamic_index_in_dim(totals, expert, keepdims=False) + more
+    return jax.lax.dynamic_update_index_in_dim(totals, sums, expert, 0)
+
+
 def _grouped(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
     """With the rows of all samples as one list, and one product per group of it."""
     rows = x.reshape(-1, x.shape[-1])
     best, chosen = choices(part, layer, rows)
 
-    order, source, sizes = by_expert(chosen, part.count)
+    order = jnp.argsort(chosen.reshape(-1), stable=True)
+    source, sizes = order // part.chosen, jnp.bincount(chosen.reshape(-1), length=part.count)
 
     def product(given: jax.Array, name: str) -> jax.Array:
         made = jax.lax.ragged_dot(given, layer[f"w{name}"].astype(given.dtype), sizes)
@@ -104,18 +222,9 @@ def _first(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
     return jnp.einsum("btkd,btk->btd", made, best.astype(x.dtype))
 
 
-def by_expert(chosen: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """For the choices [N, K] of all rows: the choices sorted by expert, the row of each, and how
-    many there are of every expert.
-    """
-    order = jnp.argsort(chosen.reshape(-1), stable=True)
-    source, sizes = order // chosen.shape[1], jnp.bincount(chosen.reshape(-1), length=count)
-    return order, source, sizes
-
-
 def capacity(part: Experts, rows: int) -> int:
     """Rows that one expert takes of a sequence of `rows`."""
-    return math.ceil(rows * part.chosen * part.capacity_factor / part.count)
+    return min(rows, math.ceil(rows * part.chosen * part.capacity_factor / part.count))
 
 
 def routes(part: Experts, layer: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -156,11 +265,15 @@ def _blocks(part: Experts, layer: Params, taken: jax.Array) -> jax.Array:
 
 def _looked_up(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
     """The same with rows sorted by expert: looked up into seats, and looked up from there."""
+    return _in_seats(part, layer, x, capacity(part, x.shape[1]))
+
+
+def _in_seats(part: Experts, layer: Params, x: jax.Array, room: int) -> jax.Array:
+    """With the first `room` rows of a sequence that visit an expert."""
     best, chosen = choices(part, layer, x)
-    source, filled, seat = jax.vmap(partial(_seats, part))(chosen)
+    source, filled, seat = jax.vmap(partial(_seats, part, room))(chosen)
     taken = jax.vmap(lambda rows, at: rows[at])(x, source) * filled[..., None].astype(x.dtype)
     given = jnp.swapaxes(_blocks(part, layer, jnp.swapaxes(taken, 0, 1)), 0, 1)
-    room = given.shape[2]
     back = jax.vmap(lambda rows, expert, at: rows[expert, at])(
         given, chosen, jnp.minimum(seat, room - 1)
     )
@@ -168,15 +281,26 @@ def _looked_up(part: Experts, layer: Params, x: jax.Array) -> jax.Array:
     return jnp.sum(back * shares[..., None], axis=2)
 
 
-def _seats(part: Experts, chosen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _seats(part: Experts, room: int, chosen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """For the choices [T, K] of one sequence: the row in every seat [E, C], whether there is one,
     and the seat of every choice [T, K].
     """
-    rows, room = chosen.shape[0], capacity(part, chosen.shape[0])
+    order, sizes, starts = _by_expert(part, chosen)
+    place = starts[:, None] + jnp.arange(room)
+    source = order[jnp.minimum(place, chosen.size - 1)] // part.chosen
+    seat = _number(order, starts, chosen)
+    return source, jnp.arange(room) < sizes[:, None], seat
+
+
+def _by_expert(part: Experts, chosen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The choices [T, K] of one sequence sorted by expert, and of every expert how many there are
+    and where they start.
+    """
     order = jnp.argsort(chosen.reshape(-1), stable=True)
     sizes = jnp.sum(jax.nn.one_hot(chosen, part.count, dtype=jnp.int32), axis=(0, 1))
-    starts = jnp.cumsum(sizes) - sizes
-    place = starts[:, None] + jnp.arange(room)
-    source = order[jnp.minimum(place, rows * part.chosen - 1)] // part.chosen
-    seat = jnp.argsort(order).reshape(chosen.shape) - starts[chosen]
-    return source, jnp.arange(room) < sizes[:, None], seat
+    return order, sizes, jnp.cumsum(sizes) - sizes
+
+
+def _number(order: jax.Array, starts: jax.Array, chosen: jax.Array) -> jax.Array:
+    """The number of every choice [T, K] among those of its expert."""
+    return jnp.argsort(order).reshape(chosen.shape) - starts[chosen]

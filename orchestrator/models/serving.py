@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.orchestrator.models.architecture import Experts
 from shardwright.orchestrator.models.config_file import Config
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.generation import Serving, serving_task
@@ -23,7 +24,9 @@ _GPT2_KEYS = {
 _WITHOUT_DROPOUT = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
 
 
-def served_preset(name: str, *, context: int, **asked: Any) -> TrainTask:
+def served_preset(
+    name: str, *, context: int, experts_apart: bool = False, **asked: Any
+) -> TrainTask:
     """The inference task of a preset; context 0: the longest it was trained on, a longer one has as
     many positions. Raises UsageError for an encoder, which decodes nothing."""
     config = preset_config(name)
@@ -42,10 +45,13 @@ def served_preset(name: str, *, context: int, **asked: Any) -> TrainTask:
         config["model_type"], most = "gpt2", "n_positions"
     config[most] = max(config[most], context)
     model = architecture_of(config)
+    model = model.with_experts(Experts.seated) if experts_apart else model
     return serving_task(model, Serving(context=context or model.positions, name=name, **asked))
 
 
-def served_config(config: Config, *, context: int, **asked: Any) -> TrainTask:
+def served_config(
+    config: Config, *, context: int, experts_apart: bool = False, **asked: Any
+) -> TrainTask:
     """The inference task of a `config.json`; context 0: all of its positions. Raises UsageError for
     a config that is not built here, and a context longer than it allows."""
     model = architecture_of(config)
@@ -55,4 +61,5 @@ def served_config(config: Config, *, context: int, **asked: Any) -> TrainTask:
             f"seq_len requires 1 to {model.positions} (max_position_embeddings), got {context}",
             hint="take a shorter one; a model of more positions is another config",
         )
+    model = model.with_experts(Experts.seated) if experts_apart else model
     return serving_task(model, Serving(context=context or model.positions, **asked))

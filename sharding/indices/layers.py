@@ -18,7 +18,7 @@ from shardwright.compiler.ir.analysis import invariant_carries
 from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.facts import places_of, takes_at
 from shardwright.compiler.ir.reference import evaluate
-from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, UPDATES
+from shardwright.compiler.ir.traits import CONTRACTIONS, IDENTITIES, UPDATES, WRITES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.indices.dims import reached
 
@@ -74,9 +74,22 @@ def scan_of(loop: Op) -> ScannedLayers:
             weights[target] = dim
         elif op.name in UPDATES:
             stacks[target] = dim
-    skipped = read_only | stacks.keys() | {loop.attrs.induction}
+    skipped = read_only | stacks.keys() | _written(body) | {loop.attrs.induction}
     boundaries = tuple(i for i in range(len(body.inputs)) if i not in skipped)
     return ScannedLayers(loop, boundaries, weights, stacks)
+
+
+def _written(body: Graph) -> set[int]:
+    """Carries of which an iteration writes a part and hands on the rest: sums by a number that is
+    data are no more what a layer hands to the next than stacks are.
+    """
+    made = body.producers()
+    ends = (made.get(value) for value in body.outputs)
+    return {
+        i
+        for i, op in enumerate(ends)
+        if op is not None and op.name in WRITES and op.operands[0] is body.inputs[i]
+    }
 
 
 def _walked_dim(op: Op, counted: set[Value]) -> int | None:

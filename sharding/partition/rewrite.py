@@ -2,8 +2,9 @@
 
 all_reduce then all_slice becomes reduce_scatter (then all_reduce over what is left: HSDP); gathers
 of splats vanish; the scalar sums of a norm share one all_reduce; gathers move the narrower type;
-two gradients of one weight are added before they are scattered. Rewrites reuse the result values
-they replace, so specs stay valid.
+what all iterations of a loop gather alike is gathered in front of it; two gradients of one weight
+are added before they are scattered. Rewrites reuse the result values they replace, so specs stay
+valid.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.diagnostics import Loc
-from shardwright.compiler.ir.analysis import is_light
+from shardwright.compiler.ir.analysis import invariant_carries, is_light
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import splat
 from shardwright.compiler.ir.opdef import make_op
@@ -26,7 +27,7 @@ from shardwright.compiler.ir.ops import (
     ReshapeAttrs,
     TransposeAttrs,
 )
-from shardwright.compiler.ir.rewrite import with_ops, with_regions
+from shardwright.compiler.ir.rewrite import reading, with_ops, with_regions
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.walks import answered
@@ -330,11 +331,47 @@ def _sum(level: _Level, values: list[Value], like: Op) -> tuple[list[Op], Value]
     return made, total
 
 
+def _gather_before_loop(level: _Level, op: Op) -> list[Op] | None:
+    """What every iteration gathers of a value that the loop does not change is gathered once, in
+    front of it.
+    """
+    body = op.regions[0]
+    users = body.uses()
+    operands, results = list(op.operands), list(op.results)
+    inside: dict[Value, Value] = {}
+    made: list[Op] = []
+    for i in invariant_carries(op):
+        readers, result = users.get(body.inputs[i], []), op.results[i]
+        if not _are_one_gather(readers) or level.users.get(result) or result in level.outputs:
+            continue
+        whole = level.emit(readers[0], (op.operands[i],), level.specs[readers[0].result])
+        made.append(whole)
+        operands[i], results[i] = whole.result, Value(whole.result.type)
+        within = Value(whole.result.type)
+        inside |= dict.fromkeys((body.inputs[i], *(one.result for one in readers)), within)
+        level.specs |= dict.fromkeys((within, results[i]), level.specs[whole.result])
+    if not made:
+        return None
+    ops = [reading(one, inside) for one in body.ops if inside.keys().isdisjoint(one.results)]
+    ends = (body.inputs, body.outputs)
+    inputs, outputs = (tuple(inside.get(v, v) for v in values) for values in ends)
+    region = with_ops(body, ops, outputs, inputs)
+    return [*made, Op(op.name, tuple(operands), tuple(results), op.attrs, (region,), op.loc)]
+
+
+def _are_one_gather(readers: Sequence[Op]) -> bool:
+    """True for gathers that are all alike."""
+    return bool(readers) and all(
+        one.name == "all_gather" and one.attrs == readers[0].attrs for one in readers
+    )
+
+
 RULES: dict[str, Callable[[_Level, Op], list[Op] | None]] = {
     "add": _add,
     "all_gather": _gather,
     "all_slice": _slice,
     "convert": _narrow_before_gather,
+    "loop": _gather_before_loop,
 }
 
 

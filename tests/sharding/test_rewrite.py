@@ -266,6 +266,43 @@ def test_loop_bodies_are_rewritten_too() -> None:
     assert names(after) == [("reduce_scatter", (B,)), ("all_reduce", (A,))]
 
 
+def gathering_loop(reads_shard: bool = False, result_is_read: bool = False) -> PartitionedGraph:
+    """Three steps that multiply by a weight of which every core has a part, gathered twice in each;
+    the shard may be read besides, in the loop or what the loop hands on of it.
+    """
+    b = Sketch()
+    weight, x = b.at(b.input((8, 8)), (B,), ()), b.input((4, 8))
+
+    def body(inner: Builder, index: Value, carries: tuple[Value, ...]) -> list[Value]:
+        held, given = carries
+        b.at(held, (B,), ())
+        whole, again = inner.all_gather(held, 0, [B]), inner.all_gather(held, 0, [B])
+        made = inner.dot(inner.dot(given, whole, ((1,), (0,))), again, ((1,), (0,)))
+        if reads_shard:
+            doubled = b.at(inner.add(held, held), (B,), ())
+            made = inner.add(made, inner.slice(inner.all_gather(doubled, 0, [B]), (0, 0), (4, 8)))
+        return [held, made]
+
+    held, result = b.loop(3, [weight, x], body)
+    b.at(held, (B,), ())
+    more = [b.at(b.add(held, held), (B,), ())] if result_is_read else []
+    return b.part(result, *more)
+
+
+def test_what_a_loop_gathers_alike_is_gathered_in_front_of_it() -> None:
+    after = check(gathering_loop())
+    assert [op.name for op in after.graph.ops if op in collectives(after.graph)] == ["all_gather"]
+    assert names(after) == [("all_gather", (B,))]
+
+
+@pytest.mark.parametrize("besides", ["reads_shard", "result_is_read"])
+def test_a_shard_that_is_also_read_is_gathered_inside(besides: str) -> None:
+    before = gathering_loop(**{besides: True})
+    after = check(before)
+    assert names(after) == names(before)
+    assert not any(op.name == "all_gather" for op in after.graph.ops)
+
+
 def test_a_wrong_merge_would_be_noticed() -> None:
     """The comparison itself can fail: a whole term counted once per core gives another number."""
     b = Sketch()

@@ -8,9 +8,11 @@ import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.orchestrator.config.model import resolve_task
-from shardwright.orchestrator.models import config_task
+from shardwright.orchestrator.config.model import model_key, resolve_task
+from shardwright.orchestrator.models import config_task, experts
+from shardwright.orchestrator.models.architecture import Experts
 from tests.support.cells import long_in_matrix
+from tests.support.road import captured_graph
 from tests.support.tiny_configs import tiny
 
 
@@ -39,3 +41,26 @@ def test_a_model_without_experts_has_no_capacity() -> None:
     job = JobConfig().but({"model.preset": "llama2-7b", "model.capacity_factor": 1.25})
     with pytest.raises(UsageError, match="requires a model with experts, got llama2-7b"):
         resolve_task(job)
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(8, 2), (128, 8), (32, 4), (7, 3), (256, 8)])
+def test_seats_for_every_row_are_as_many_as_rows(count: int, chosen: int) -> None:
+    part = Experts(count=count, chosen=chosen, width=1).seated()
+    found = [experts.capacity(part, rows) for rows in range(1, 600)]
+    assert part.routing == "sorted"
+    assert found == list(range(1, 600))
+
+
+def test_experts_on_cores_of_their_own_have_seats() -> None:
+    """Rows are exchanged between seats: blocks have no dim that picks an expert."""
+    job = JobConfig().but({"model.preset": "mixtral-8x7b", "mesh.dp_shard": 8})
+    apart = job.but({"mesh.ep": 2})
+    assert model_key(apart) != model_key(job)
+    config = tiny("mixtral", vocab_size=256, max_position_embeddings=520)
+    loops = []
+    for experts_apart in (False, True):
+        task = config_task.train_task(config, seq_len=520, experts_apart=experts_apart)
+        ops = list(captured_graph(task, 1)[0].walk())
+        loops.append(sum(op.name == "loop" for op in ops))
+    blocks, seats = loops
+    assert blocks > seats == 2, "a loop over layers per pass"

@@ -1,0 +1,91 @@
+"""Gathers and scatters of a single window: slices and updates at starts that are data.
+
+A gather with one index vector reads one window, clamped as `dynamic_slice` clamps it. As a view
+it costs nothing: who reads the window reads the operand, at an address from a register. A scatter
+of one window that surely lies inside is an update in place. Batched indexing of one sample's
+rows, and of the matrices of one expert, are such gathers on a core that has one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shardwright.compiler.ir.analysis import known_elements
+from shardwright.compiler.ir.build import Builder
+from shardwright.compiler.ir.facts import joined_dim
+from shardwright.compiler.ir.ops.gather import Windows, windows_of
+from shardwright.compiler.ir.types import Op, Value
+
+
+def as_slice(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
+    """A gather of one window as a slice; nothing for any other."""
+    operand, index = op.operands
+    windows = windows_of(op.attrs)
+    if not _is_single(windows, index):
+        return []
+    build = Builder(loc=op.loc)
+    starts = _starts(build, windows, index, operand, producers)
+    taken = build.dynamic_slice(operand, starts, op.attrs.slice_sizes)
+    build.reshape(taken, op.result.type.shape)
+    return build.ops
+
+
+def as_update(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
+    """A scatter that replaces one window, clamped to lie inside, as an update, which clamps for
+    itself; nothing for any other.
+    """
+    operand, index, update = op.operands
+    windows, rank = windows_of(op.attrs), op.operands[0].type.rank
+    if op.attrs.kind != "replace" or not _is_single(windows, index):
+        return []
+    walked = windows.walked(rank)
+    sizes = [update.type.shape[walked[d]] if d in walked else 1 for d in range(rank)]
+    room = [operand.type.shape[d] - sizes[d] for d in windows.index_map]
+    free = _clamped(index, room, producers)
+    if free is None:
+        return []
+    build = Builder(loc=op.loc)
+    starts = _starts(build, windows, free, operand, producers)
+    build.dynamic_update_slice(operand, build.reshape(update, sizes), starts)
+    return build.ops
+
+
+def _is_single(windows: Windows, index: Value) -> bool:
+    """True for one index vector."""
+    return all(n == 1 for n in windows.batch_shape(index.type.shape))
+
+
+def _clamped(index: Value, room: Sequence[int], producers: Mapping[Value, Op]) -> Value | None:
+    """The index vector that `index` is, clamped between 0 and the last starts along its dims."""
+    op = producers.get(index)
+    if op is None or op.name != "clamp":
+        return None
+    low, value, high = op.operands
+    least, last = known_elements(producers, low), known_elements(producers, high)
+    if least is None or last is None or least.any() or last.size not in (1, len(room)):
+        return None
+    return value if np.array_equal(np.broadcast_to(last.reshape(-1), len(room)), room) else None
+
+
+def _starts(
+    build: Builder, windows: Windows, index: Value, operand: Value, producers: Mapping[Value, Op]
+) -> list[Value]:
+    """The start of the window along every dim of `operand`: an element of the index vector, or 0.
+    Elements that a concatenation puts side by side are read where they come from.
+    """
+    dim, length = windows.vector_dim, len(windows.index_map)
+    made = producers.get(index)
+    parts = made.operands if made is not None and joined_dim(made) == dim else ()
+    if len(parts) != length:
+        vector = build.reshape(index, (length,))
+        parts = tuple(build.slice(vector, (k,), (k + 1,)) for k in range(length))
+    found = [build.constant(0, index.type.dtype)] * operand.type.rank
+    for d, part in zip(windows.index_map, parts, strict=True):
+        known = known_elements(producers, part)
+        if known is None:
+            found[d] = build.reshape(part, ())
+        else:
+            found[d] = build.constant(known.item(), part.type.dtype)
+    return found
