@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -341,17 +342,18 @@ def _plan(args: argparse.Namespace) -> int:
 
     explanations.check(args.explain)
     asked, found = imported_job(args)
-    folder = outputs.prepare(output_folder(asked)) if getattr(args, "output.dir") else None
-    with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
-        report = advised.with_tries(asked, args.trace, progress, args.dump_dir)
-    waited_s = round(time.perf_counter() - args.began, 3)
-    report["provenance"] |= {"again": args.again, "answered_s": waited_s}
-    if found:
-        report["imported"] = found.section()
-    if folder:
-        from shardwright.orchestrator.report.page.page import write_report
+    folder = output_folder(asked) if getattr(args, "output.dir") else None
+    with outputs.held(folder) if folder else nullcontext():
+        with Progress("quiet" if args.json else asked.run.progress, elsewhere="quiet") as progress:
+            report = advised.with_tries(asked, args.trace, progress, args.dump_dir)
+        waited_s = round(time.perf_counter() - args.began, 3)
+        report["provenance"] |= {"again": args.again, "answered_s": waited_s}
+        if found:
+            report["imported"] = found.section()
+        if folder:
+            from shardwright.orchestrator.report.page.page import write_report
 
-        write_report(report, folder)
+            write_report(report, folder)
     if args.html:
         from shardwright.orchestrator.report.page.page import report_page
 

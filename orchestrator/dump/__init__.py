@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from shardwright.orchestrator.dump.folder import Dump, dumping
+from shardwright.orchestrator.dump.folder import FLAG, Dump, dumping
 
-__all__ = ["Dump", "dumping"]
+__all__ = ["FLAG", "Dump", "dumping"]

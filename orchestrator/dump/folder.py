@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -54,9 +54,15 @@ class Dump:
         outputs.write(self._whole.root / INDEX, text, self._whole.flag)
 
 
-def dumping(folder: Path | None, flag: str = FLAG) -> AbstractContextManager[None]:
-    """Write the steps of a block to a folder; none without one. Raises as `Dump` does."""
-    return Dump(folder, flag).recorded() if folder else nullcontext()
+@contextmanager
+def dumping(folder: Path | None, flag: str = FLAG) -> Iterator[None]:
+    """Write the steps of a block to a folder, which nobody else writes meanwhile; none without
+    one. Raises as `Dump` and `outputs.held` do."""
+    with ExitStack() as held:
+        if folder:
+            held.enter_context(outputs.held(folder, flag))
+            held.enter_context(Dump(folder, flag).recorded())
+        yield
 
 
 def _clear(folder: Path, flag: str) -> None:

@@ -48,11 +48,11 @@ def run_job(
     `dump_dir` every stage, too, as text. `inside` a process that has code of the user's, see
     `plan_cache.plan`. Raises the DiagnosticError of the stage that refuses."""
     check_usage(job)
-    stages, out = Stages(begun=progress.stage), outputs.prepare(output_folder(job))
+    stages, out = Stages(begun=progress.stage), output_folder(job)
     if not job.output.events:
         job = job.but({"output.events": str(out / "events.jsonl")})
     # Units first, then hosts of ranks: one Ray for both.
-    with RaySession.kept(job.run.hosts):
+    with outputs.held(out), RaySession.kept(job.run.hosts):
         with stages.timed("auto") if job.strategy.open_keys else nullcontext():
             fixed, told = settled(job, progress, inside)
         with dumping(dump_dir):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError
 from shardwright.orchestrator.config.config import JobConfig, output_folder
-from shardwright.orchestrator.dump import Dump
+from shardwright.orchestrator.dump import FLAG, Dump
 from shardwright.orchestrator.road.budgets import check_budgets, check_state
 from shardwright.orchestrator.road.build import Planned, compile_parts, planned, with_programs
 from shardwright.orchestrator.road.job import program_sizes, write_and_load
@@ -99,12 +99,13 @@ class _Work:
     service: UnitService
     stages: Stages
     recorded: Callable[[], AbstractContextManager[None]]
+    held: ExitStack  # what is held until all jobs have ended
     programs: dict[str, int] = field(default_factory=dict)
     ready: Planned | None = None
 
     def prepare(self) -> Parts:
         """Plan, and cut into units."""
-        outputs.prepare(self.bundle.parent)
+        self.held.enter_context(outputs.held(self.bundle.parent))
         fixed, _ = settled(self.job)
         with self.recorded():
             self.ready = planned(fixed, self.service, self.stages)
@@ -126,12 +127,13 @@ def compile_jobs(jobs: Jobs, progress: Progress, dump_dir: Path | None = None) -
     UsageError for jobs that cannot share a service, or would write to one place."""
     start, traces = time.perf_counter(), Traces()
     places = places_of(jobs)
-    with unit_service(shared_by(jobs), progress) as service:
+    with ExitStack() as held, unit_service(shared_by(jobs), progress) as service:
         works = []
         for file, job in jobs.items():
-            work = _Work(job, places[file], service, Stages(traces=traces), nullcontext)
+            work = _Work(job, places[file], service, Stages(traces=traces), nullcontext, held)
             if dump_dir is not None:
                 folder = dump_dir / file.stem if len(jobs) > 1 else dump_dir
+                held.enter_context(outputs.held(folder, FLAG))
                 work.recorded, work.stages = Dump(folder).recorded, Stages()  # captures of its own
             works.append(work)
         tasks = [Task(work.prepare, work.finish) for work in works]

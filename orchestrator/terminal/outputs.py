@@ -10,8 +10,10 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.support.files import write_atomic
@@ -73,6 +75,31 @@ def prepare(folder: Path, flag: str = OUT) -> Path:
             number = errno.EROFS if is_read_only else errno.EACCES
             raise OSError(number, os.strerror(number))
     return folder
+
+
+@contextmanager
+def held(folder: Path, flag: str = OUT) -> Iterator[Path]:
+    """The folder as `prepare` makes it, which nobody else holds until the block ends: files of two
+    writers, each of them whole, are not one answer. The lock of a process that died is free.
+    Raises UsageError (SW_OUTPUT), also where another process or thread holds it."""
+    lock = prepare(folder, flag) / f".writing{flag}.lock"
+    guard = FileLock(lock)
+    with writing(folder, flag):
+        try:
+            guard.acquire(blocking=False)
+        except Timeout as error:
+            raise UsageError(
+                "SW_OUTPUT",
+                f"{flag} requires a folder that nobody else writes, got {folder}, which a running"
+                " command writes",
+                hint="wait until that one ends, or name another folder",
+            ) from error
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # still locked: who opened it meanwhile looks for it again
+            lock.unlink()
+        guard.release()
 
 
 def _advice(error: OSError, path: Path) -> str:

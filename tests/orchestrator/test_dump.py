@@ -229,8 +229,9 @@ def test_a_second_dump_takes_the_place_of_the_first_and_of_nothing_else(tmp_path
 def test_a_readme_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("mine\n  00-plan.txt  mine\n")
     (tmp_path / "00-plan.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"whose README\.txt is that of a dump"):
-        dumping(tmp_path)
+    is_dumps = r"whose README\.txt is that of a dump"
+    with pytest.raises(ValueError, match=is_dumps), dumping(tmp_path):
+        pass
     assert (tmp_path / "00-plan.txt").read_text() == "mine"
 
 

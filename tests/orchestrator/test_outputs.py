@@ -138,6 +138,54 @@ def test_a_folder_that_may_not_be_written_is_refused_before_the_work(
     refusal(capsys, str(job.parent / "out"), "Permission denied", "you may write to")
 
 
+@pytest.mark.parametrize(
+    ("verb", "flag"),
+    [
+        ("run", "--out"),
+        ("run --compile-only", "--out"),
+        ("plan", "--out"),
+        ("run", "--dump-dir"),
+        ("run --compile-only", "--dump-dir"),
+        ("plan", "--dump-dir"),
+    ],
+)
+def test_a_folder_that_another_command_writes_is_refused_before_the_work(
+    job: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    flag: str,
+) -> None:
+    for module in ("road.job", "road.build", "submission.compile_only"):
+        monkeypatch.setattr(
+            f"shardwright.orchestrator.{module}.planned", lambda *_: pytest.fail("has worked")
+        )
+    folder = job.parent / "shared"
+    name, *words = verb.split()
+    with outputs.held(folder, flag):
+        assert main([name, str(job), *words, *MACHINE, *QUIET, flag, str(folder)]) == 2
+    refusal(capsys, f"{flag} requires a folder that nobody else writes", str(folder), "wait until")
+    with outputs.held(folder, flag):
+        pass  # is free again
+    told = {"compile.json", "events.jsonl"}  # of what became of all jobs
+    assert {path.name for path in folder.iterdir()} <= told
+
+
+def test_the_lock_of_a_command_that_was_killed_is_free(tmp_path: Path) -> None:
+    ended = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from shardwright.orchestrator.terminal import outputs\n"
+        "with outputs.held(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    words = [sys.executable, "-c", ended, str(tmp_path)]
+    assert subprocess.run(words, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir())
+    is_held = pytest.raises(UsageError, match="nobody else writes")
+    with outputs.held(tmp_path), is_held, outputs.held(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.matrix
 def test_a_job_whose_place_refuses_leaves_the_others_alone(
     tmp_path: Path,

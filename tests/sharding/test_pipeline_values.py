@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -188,6 +189,63 @@ def test_more_stages_than_layers_are_refused() -> None:
         plan_of(PIPELINE_MODELS["gqa"], Distribution(none, (("pp", 2),)), 2)
     with pytest.raises(ShardingError, match="at least 8 layers that repeat, found 5"):
         plan_of(PIPELINE_MODELS["gqa"], distribution("llm-training", pp=8), 1)
+
+
+def layered(weights: dict, read: Callable[[dict, int], jax.Array], frozen: int = 0) -> TrainTask:
+    """Four layers in a Python loop, layer `i` with the weight that `read` gives it; the first
+    `frozen` ones learn nothing."""
+
+    def loss(params: dict, batch: dict) -> jax.Array:
+        x = batch["x"]
+        for i in range(4):
+            weight = read(params, i)
+            x = x + jnp.tanh(x @ (jax.lax.stop_gradient(weight) if i < frozen else weight))
+        return jnp.mean(x**2)
+
+    def step(params: dict, opt_state: dict, batch: dict) -> tuple[dict, dict, dict]:
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        fixed = [f"w{i}" for i in range(frozen)]
+        new = {k: w if k in fixed else w - 0.1 * grads[k] for k, w in params.items()}
+        return new, opt_state, {"loss": value}
+
+    state = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in weights.items()}
+    return TrainTask(
+        step=step,
+        state=(state, {}),
+        batch=lambda samples: {"x": jax.ShapeDtypeStruct((samples, 8), jnp.float32)},
+    )
+
+
+LAYERS_OF_ONE_WEIGHT = {
+    "a stack, indexed": lambda: layered({"w": (4, 8, 8)}, lambda params, i: params["w"][i]),
+    "one weight": lambda: layered({"w": (8, 8)}, lambda params, i: params["w"]),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS_OF_ONE_WEIGHT)
+def test_layers_without_weights_of_their_own_have_no_stages(name: str) -> None:
+    with pytest.raises(ShardingError, match="SW_PIPELINE_LAYERS") as caught:
+        plan_of(LAYERS_OF_ONE_WEIGHT[name], distribution("fsdp", pp=2), 1)
+    found = caught.value.diagnostic
+    assert "each of 2 parts, got none for part 0: layers of several parts read params/w" in str(
+        caught.value
+    )
+    assert found.loc and found.loc.file.endswith("test_pipeline_values.py") and found.hint
+
+
+def test_stages_whose_layers_learn_nothing_are_refused() -> None:
+    """No gradient reaches them, so that their part has no backward pass."""
+
+    def frozen(count: int) -> Plan:
+        leaves = {f"w{i}": (8, 8) for i in range(4)}
+        make = functools.partial(layered, leaves, lambda params, i: params[f"w{i}"], count)
+        return plan_of(make, distribution("fsdp", pp=2), 1)
+
+    assert len(frozen(1).step.schedules) == 2  # the first stage has a layer that learns
+    with pytest.raises(ShardingError, match="SW_PIPELINE_CUT") as caught:
+        frozen(2)
+    assert "got none in the backward pass of part 0" in str(caught.value)
+    assert caught.value.diagnostic.hint
 
 
 @pytest.mark.parametrize("axes", [{"dp_shard": 2}, {"dp_shard": 2, "ep": 2}])

@@ -73,8 +73,8 @@ def assign(
 ) -> Assignment:
     """Layers of a step by part, with `balance` by what they cost, or by their number alone.
 
-    Raises: ShardingError (SW_PIPELINE_LAYERS) when the step has fewer layers than parts, or no part
-    is asked for.
+    Raises: ShardingError (SW_PIPELINE_LAYERS) when the step has fewer layers than parts, no part
+    is asked for, or one has no weight of its own.
     """
     if num_parts < 1:
         raise ShardingError(
@@ -97,6 +97,8 @@ class _Assigner:
     parts_of: dict[Class, np.ndarray] = field(default_factory=dict)
     trips: dict[Op, tuple[int, ...]] = field(default_factory=dict)
     leaves: dict[Value, int] = field(default_factory=dict)
+    users: dict[Value, set[int]] = field(default_factory=dict)
+    """The parts of the unrolled layers that read a weight."""
 
     def build(self) -> Assignment:
         """The assignment."""
@@ -117,6 +119,7 @@ class _Assigner:
             first += _count(one)
         self._place_returning()
         stacks = {c: tuple(_runs(of_layer)) for c, of_layer in self.parts_of.items()}
+        self._check_owners(stacks)
         whole = sum(costs) or 1.0
         told = tuple(
             PartShare(size, sum(c for c, p in zip(costs, parts, strict=True) if p == part) / whole)
@@ -188,11 +191,36 @@ class _Assigner:
         if isinstance(layers, ScannedLayers):
             self._place_loop(layers, parts)
             return
-        users: dict[Value, set[int]] = {}
+        weights = set[Value]()
         for ops, part in zip(layers.repeats, parts, strict=True):
-            for weight in self._weights(ops):
-                users.setdefault(weight, set()).add(part)
-        self.leaves |= {w: min(own) for w, own in users.items() if len(own) == 1}
+            read = self._weights(ops)
+            weights |= read
+            for weight in read:
+                self.users.setdefault(weight, set()).add(part)
+        own = {w: self.users[w] for w in weights}
+        self.leaves |= {w: min(users) for w, users in own.items() if len(users) == 1}
+
+    def _check_owners(self, stacks: Mapping[Class, Sequence[Run]]) -> None:
+        """Every part needs a weight that it alone uses: what runs where follows from that.
+
+        Raises ShardingError with the line where a weight of several parts is read.
+        """
+        owners = {*self.leaves.values(), *(run.part for runs in stacks.values() for run in runs)}
+        without = [part for part in range(self.num_parts) if part not in owners]
+        if not without or self.num_parts == 1:
+            return
+        names = {v: slot.name for slot, v in zip(self.inputs, self.graph.inputs, strict=True)}
+        shared = [v for v in self.graph.inputs if len(self.users.get(v, ())) > 1]
+        read = next((op for op in self.graph.ops if {*shared} & {*op.operands}), None)
+        raise ShardingError(
+            "SW_PIPELINE_LAYERS",
+            f"mesh.pp requires weights of its own for each of {self.num_parts} parts, got none for"
+            f" part {without[0]}: layers of several parts read"
+            f" {', '.join(names[v] for v in shared)}",
+            read.loc if read else None,
+            "walk a stack of weights with jax.lax.scan, or keep those of each layer in leaves of"
+            " their own; weights that all layers share allow pp = 1 only",
+        )
 
     def _place_loop(self, scan: ScannedLayers, parts: Sequence[int]) -> None:
         """Cut a loop where its iterations change part; learn the parts of what it stacks."""

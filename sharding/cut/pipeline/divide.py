@@ -340,8 +340,16 @@ class _Divider:
         schedules = stage_schedules(
             self.schedule, self.num_stages, len(self.parts), self.step.num_microbatches
         )
-        run = {name for schedule in schedules for name in flat(schedule)}
-        assert run <= {p.name for p in pieces}, "every part has layers, and so programs"
+        run = {name: None for schedule in schedules for name in flat(schedule)}
+        if idle := [name for name in run if name not in {p.name for p in pieces}]:
+            kind, part = idle[0].split(".")
+            raise ShardingError(
+                "SW_PIPELINE_CUT",
+                f"mesh.{STAGE_AXIS} requires work for every part of the model, got none in the"
+                f" {kind} pass of part {part}",
+                hint="use fewer stages, or train a weight in the first layers: what is frozen and"
+                " follows no trained weight has no backward pass",
+            )
         mesh = {STAGE_AXIS: self.num_stages, **self.step.mesh}
         return replace(
             self.step,
