@@ -492,6 +492,61 @@ def test_words_of_scripts(tmp_path: Path) -> None:
     }
 
 
+SIZES = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024"
+COMMANDS = {
+    "torchrun": f"torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py {SIZES}",
+    "equals": f"torchrun --nproc-per-node=8 --nnodes=4 pretrain_gpt.py {SIZES}",
+    "dashes last": f"torchrun --nnodes=4 --nproc-per-node 8 pretrain_gpt.py {SIZES}",
+    "a switch last": f"torchrun --nnodes 4 --nproc_per_node 8 --no_python ./run.sh {SIZES}",
+    "a module": f"torchrun --nnodes 4 --nproc_per_node 8 -m training.pretrain {SIZES}",
+    "a long module": f"torchrun --nnodes 4 --nproc_per_node 8 --module training.pretrain {SIZES}",
+    "launch": f"python -u -m torch.distributed.launch --nproc_per_node 8 --nnodes 4 a.py {SIZES}",
+    "run": f"python3 -m torch.distributed.run --nproc_per_node=8 --nnodes 4 a.py {SIZES}",
+    "unknown": f"$LAUNCH --nproc_per_node 8 --nnodes 4 pretrain_gpt.py {SIZES}",
+    "deepspeed": f"deepspeed --num_nodes 4 --num_gpus 8 pretrain_gpt.py {SIZES}",
+    "srun": f"srun -N 4 --ntasks-per-node 8 --mpi=pmix --label python -u a.py {SIZES}",
+    "srun of all": f"srun --ntasks 32 bash -c 'python a.py {SIZES}'",
+    "srun torchrun": f"srun -N4 --ntasks-per-node=1 torchrun --nproc_per_node 8 a.py {SIZES}",
+    "mpirun": f"mpirun -np 32 --mca btl self,tcp --bind-to none -x A=1 ./a.sh {SIZES}",
+    "mpiexec": f"/opt/bin/mpiexec --allow-run-as-root -n 32 python a.py {SIZES}",
+    "lines": f"OMP=1 srun -N 4 \\\n  --ntasks-per-node=8 \\\n  python a.py \\\n  {SIZES}",
+    "quoted": f'CMD="torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES}"',
+    "piped": f"torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES} 2>&1 | tee log.txt",
+    "and": f"cd a && torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES} && echo done",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_of_launchers_end_at_the_script(name: str, tmp_path: Path) -> None:
+    """Each starts 32 ranks of the same model, and each option of a launcher is known."""
+    job, found = read("megatron", written(tmp_path, "train.sh", COMMANDS[name]))
+    assert (job.model.preset, job.model.seq_len) == ("gpt3-350m", 1024)
+    section = found.section()
+    assert not section["unknown"]
+    told = "a rank is a core: 1 instance of 32 cores for 32 ranks (--instances)"
+    assert told in section["assumed"]
+
+
+def test_a_python_file_may_be_a_value(tmp_path: Path) -> None:
+    found = flag_fields(tmp_path, "torchrun --nnodes 4 a.py --data-args-path b.py --seed 1")
+    assert {name: field.value for name, field in found.items()} == {
+        "nnodes": "4",
+        "data_args_path": "b.py",
+        "seed": "1",
+    }
+
+
+def test_options_of_srun_are_no_flags_of_the_script(tmp_path: Path) -> None:
+    found = flag_fields(tmp_path, "srun --profile all -n 2 --odd 3 ./a --profile --nodes 5")
+    assert {name: field.value for name, field in found.items()} == {
+        "srun.profile": "all",
+        "srun.ntasks": "2",
+        "odd": "3",
+        "profile": True,
+        "nodes": "5",
+    }
+
+
 def test_unknown_fields_are_listed(tmp_path: Path) -> None:
     path = titan(tmp_path, training={"local_batch_size": 1, "new_thing": 3}, other={"x": [1]})
     _, found = read("torchtitan", path)

@@ -26,6 +26,7 @@ from shardwright.orchestrator.config.importers.table import (
 )
 
 _LOG = nothing("logs, checkpoints and the launch of processes")
+_LAUNCH = nothing("how processes are started; how many there are is said apart")
 _DATA = nothing("which data is read, not how much")
 _RATE = nothing("a number of the update, not its work")
 _MADE = nothing("which code of the other machine computes it")
@@ -207,7 +208,23 @@ TABLE: Table = MappingProxyType(
         "clip_grad": key("model.clip", real, 1.0),
         "nproc_per_node": key("per_node", whole(1)),
         "nnodes": key("nodes", whole(1)),
+        "num_gpus": key("per_node", whole(1)),
+        "num_nodes": key("nodes", whole(1)),
         "world_size": key("world", whole(1)),
+        "srun.ntasks": key("tasks", whole(1)),
+        "srun.ntasks_per_node": key("tasks_per_node", whole(1)),
+        "srun.nodes": key("task_nodes", whole(1)),
+        "mpirun.np": key("tasks", whole(1)),
+        **dict.fromkeys(("srun.*", "mpirun.*"), _LAUNCH),
+        **dict.fromkeys(
+            (
+                *("standalone", "no_python", "use_env", "max_restarts", "monitor_interval"),
+                *("start_method", "role", "log_dir", "redirects", "tee", "local_ranks_filter"),
+                *("rdzv_conf", "local_addr", "hostfile", "include", "exclude", "launcher"),
+                *("launcher_args", "no_local_rank", "no_ssh", "force_multi", "save_pid"),
+            ),
+            _LAUNCH,
+        ),
         **dict.fromkeys(
             (
                 *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum"),
@@ -290,9 +307,8 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
     zero = _zero(reading)
     data = "shard" if zero else "replicate"
     tp, pp = reading.get("mesh.tp"), reading.get("mesh.pp")
-    per_node, nodes = reading.get("per_node", 0), reading.get("nodes", 1)
     sizes = {"pp": pp, "tp": tp, "cp": reading.get("mesh.cp"), "ep": _experts(reading), data: 0}
-    ranks = Ranks(**({"shard": sizes["ep"]} | sizes), number=reading.get("world", per_node * nodes))
+    ranks = Ranks(**({"shard": sizes["ep"]} | sizes), number=_ranks(reading))
     cores = asked.cores_of(FIRST_TARGET)
     tables |= cluster_tables(reading, ranks, cores, asked.instances)
     tables["strategy"] = {
@@ -306,6 +322,15 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
         **_interleaved(reading, pp),
     }
     return Meaning(tables)
+
+
+def _ranks(reading: Reading) -> int:
+    """How many ranks the launchers start, 0 where the file does not say: torch's and deepspeed's
+    start some on each node; without them the processes of srun and mpirun are the ranks."""
+    nodes = reading.get("nodes", reading.get("task_nodes", 1))
+    per_node = reading.get("per_node", 0)
+    tasks = reading.get("tasks", nodes * reading.get("tasks_per_node", 0))
+    return int(reading.get("world", per_node * nodes or tasks))
 
 
 def _model(reading: Reading) -> dict[str, Any]:
