@@ -173,7 +173,8 @@ def imported_job(
     found = imported(args.source[0], Path(args.source[1]), asked)
     job = job_configs(args, [None], changes=changes, below=found.tables)[None]
     ways = layout_of(job.but(_ANY_BATCH)).mesh.size(DATA_AXES)
-    return job.but(found.with_batch(ways, bare.given)), found
+    job = job.but(found.with_batch(ways, bare.given))
+    return job.but(found.with_goal(job, bare.given)), found
 
 
 _ANY_BATCH = {"strategy.global_batch": 0, "strategy.global_batch_tokens": 0}

@@ -8,6 +8,7 @@ are our own.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -19,10 +20,12 @@ import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator import cli
-from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.config import KEYS, JobConfig
+from shardwright.orchestrator.config.importers.facts import FACTS
 from shardwright.orchestrator.config.importers.fields import MOST_DEPTH
 from shardwright.orchestrator.config.importers.imported import PROJECTS, Imported
 from shardwright.orchestrator.config.importers.scripts import flag_fields
+from shardwright.orchestrator.config.importers.table import key, text
 from shardwright.orchestrator.config.job_flags import imported_job
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.config.model_file import model_config
@@ -297,6 +300,69 @@ SENTENCES = [
 def test_what_is_assumed_is_said(name: str, sentence: str) -> None:
     project, file, _ = EXAMPLES[name]
     assert sentence in read(project, FOLDER / file)[1].section()["assumed"]
+
+
+def test_facts_are_told_in_words() -> None:
+    """None by its name in this program; what looks like a key is one."""
+    for words in FACTS.values():
+        keys = re.findall(r"[a-z]+\.[a-z_]+", words)
+        assert " " in words or words in KEYS
+        assert all(key in KEYS for key in keys) and ("_" not in words or keys)
+    with pytest.raises(ValueError, match="requires a key of a job or one of FACTS, got flavour"):
+        key("flavour", text)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_field_that_is_read_is_told_as_a_key_or_in_words(name: str) -> None:
+    project, file, _ = EXAMPLES[name]
+    rows = read(project, FOLDER / file)[1].section()["read"]
+    assert len(rows) > 5
+    assert {row["means"] for row in rows} <= KEYS.keys() | set(FACTS.values())
+    assert all(row["means"] == row["key"] for row in rows if row["key"])
+
+
+GOALS = [
+    ("torchtitan 8B", (), 1000 * 32 * 8192, "training.steps 1,000 x 32 x 8,192 tokens"),
+    ("torchtitan 8B", ("--instances", "2"), 1000 * 64 * 8192,
+     "training.steps 1,000 x 64 x 8,192 tokens"),
+    ("torchtitan 8B", ("--set", "strategy.global_batch_tokens=4Mi"), 1000 * 2**22,
+     "training.steps 1,000 x 4,194,304 tokens"),
+    ("Megatron GPT-3 175B", (), 500_000 * 1536 * 2048,
+     "train_iters 500,000 x 1,536 x 2,048 tokens"),
+    ("Megatron Llama 3 8B", (), 1_953_125_000 * 8192, "train_samples 1,953,125,000 x 8,192 tokens"),
+    ("NxDT Llama 3 70B", (), 10_000 * 1024 * 8192,
+     "trainer.max_steps 10,000 x 1,024 x 8,192 tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "flags", "tokens", "told"), GOALS)
+def test_how_long_training_goes_on_is_the_goal(
+    name: str, flags: tuple[str, ...], tokens: int, told: str
+) -> None:
+    project, file, _ = EXAMPLES[name]
+    job, found = read(project, FOLDER / file, *flags)
+    assert job.goal.tokens == tokens
+    assert f"the goal is {tokens:,} tokens: {told} (--tokens)" in found.section()["assumed"]
+
+
+def test_a_goal_is_what_the_command_says_and_one_of_training(tmp_path: Path) -> None:
+    job, found = read("torchtitan", FOLDER / "titan_8b.toml", "--tokens", "1M")
+    assert job.goal.tokens == 10**6 and "the goal is" not in " ".join(found.section()["assumed"])
+    job, _ = read("torchtitan", titan(tmp_path, training={"steps": 9}), "--mode", "decode")
+    assert job.goal.tokens == 0
+    job, _ = read("torchtitan", titan(tmp_path, training={"steps": -1}))
+    assert job.goal.tokens == 0
+    sizes = f"{SIZES} --train-iters 7"
+    job, found = read("megatron", written(tmp_path, "a.txt", sizes))
+    assert job.goal.tokens == 0
+    assert (
+        "train_iters 7 is no goal: of how many tokens is not said" in (found.section()["assumed"])
+    )
+    d = refused("torchtitan", titan(tmp_path, training={"steps": 2**31 - 1, "seq_len": 10**8}))
+    assert d.diagnostic.message == (
+        "training.steps requires at most 1e+18 tokens in all, got 2,147,483,647 x 256 x"
+        " 100,000,000 tokens"
+    )
 
 
 def test_flags_lie_above_the_file() -> None:
@@ -599,7 +665,7 @@ REFUSED = [
      "window_size requires positions before and none behind a token, as in 4095,0, got 7,7"),
     ("megatron", {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "kv_channels": 8},
      5, "kv_channels requires --kv-channels 16, the width over the heads, got 8"),
-    ("megatron", {"num_layers": 4}, 0, "hidden requires --hidden-size, got none"),
+    ("megatron", {"num_layers": 4}, 0, "the width of the model requires --hidden-size, got none"),
     ("megatron", {"num_layers": "$N"}, 2,
      "num_layers requires a whole number from 1 to 2147483647, got $N"),
     ("nxdt", {"model": {"num_layers": 32, "moe": {"frequency": 2}}}, 4,

@@ -27,7 +27,9 @@ from shardwright.orchestrator.config.importers.table import (
 
 _LOG = nothing("logs, checkpoints and the launch of processes")
 _LAUNCH = nothing("how processes are started; how many there are is said apart")
-_DATA = nothing("which data is read, not how much")
+_DATA = nothing("which data is read and how, not the work of a step")
+_CHECKED = nothing("what runs between steps of training")
+_SEED = nothing("where random numbers begin")
 _RATE = nothing("a number of the update, not its work")
 _MADE = nothing("which code of the other machine computes it")
 _OVERLAP = nothing("the scheduler decides what runs beside collectives")
@@ -210,6 +212,10 @@ TABLE: Table = MappingProxyType(
         "nnodes": key("nodes", whole(1)),
         "num_gpus": key("per_node", whole(1)),
         "num_nodes": key("nodes", whole(1)),
+        "train_iters": key("steps", whole(-1)),
+        "train_samples": key("samples", whole(-1)),
+        "seed": _SEED,
+        **dict.fromkeys(("eval_iters", "eval_interval"), _CHECKED),
         "world_size": key("world", whole(1)),
         "srun.ntasks": key("tasks", whole(1)),
         "srun.ntasks_per_node": key("tasks_per_node", whole(1)),
@@ -246,9 +252,7 @@ TABLE: Table = MappingProxyType(
                     "data_impl",
                     "reset_position_ids",
                     "reset_attention_mask",
-                    "seed",
                 ),
-                *("train_iters", "train_samples", "eval_iters", "eval_interval"),
                 *("calculate_per_token_loss", "train_data_path", "valid_data_path"),
                 *("test_data_path", "per_split_data_args_path", "data_args_path"),
             ),

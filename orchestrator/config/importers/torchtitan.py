@@ -34,7 +34,8 @@ from shardwright.orchestrator.config.importers.table import (
 from shardwright.sharding.settings import MOST
 
 _LOG = nothing("logs, profiles and files around training")
-_DATA = nothing("which data is read, not how much")
+_DATA = nothing("which data is read and how, not the work of a step")
+_CHECKED = nothing("what runs between steps of training")
 _RATE = nothing("a number of the update, not its work")
 _MADE = nothing("how the other machine makes code")
 _FLOAT8 = nothing("how float8 is made; the converters say whether it is")
@@ -95,7 +96,8 @@ TABLE: Table = MappingProxyType(
         "training.data_parallel_shard_degree": key("mesh.dp_shard", whole(-1)),
         "training.data_parallel_replicate_degree": key("mesh.dp_replicate", whole(1)),
         "training.compile": _MADE,
-        **dict.fromkeys(("training.dataset", "training.dataset_path", "training.steps"), _DATA),
+        "training.steps": key("steps", whole(-1)),
+        **dict.fromkeys(("training.dataset", "training.dataset_path"), _DATA),
         **dict.fromkeys(
             ("training.gc_freq", "training.gc_debug", "training.seed", "training.deterministic"),
             nothing("seeds and the host of training"),
@@ -199,7 +201,8 @@ TABLE: Table = MappingProxyType(
         "fault_tolerance.*": nothing("fault_tolerance.enable says whether"),
         **dict.fromkeys(("job.*", "profiling.*", "profiler.*", "metrics.*"), _LOG),
         **dict.fromkeys(("comm.*", "debug.*", "memory_estimation.*", "tokenizer.*"), _LOG),
-        **dict.fromkeys(("validation.*", "validator.*", "dataloader.*"), _DATA),
+        **dict.fromkeys(("validation.*", "validator.*"), _CHECKED),
+        "dataloader.*": _DATA,
         "checkpoint.*": nothing("checkpoints are asked for by [goodput]"),
         "experimental.custom_import": only(
             "", says="a model of its own is built by that module", hint="use --model for it"
