@@ -365,6 +365,59 @@ def test_a_goal_is_what_the_command_says_and_one_of_training(tmp_path: Path) -> 
     )
 
 
+NOT_SAVED = (
+    "checkpoint.enable is not on, so nothing is saved there: goodput is that of saving every"
+)
+INTERVALS = [
+    ("torchtitan", {"checkpoint": {"enable": True, "interval": 200}}, (0, 200), ""),
+    ("torchtitan", {"checkpoint": {"interval": 200}}, (0, 200), f"{NOT_SAVED} 200 steps"),
+    ("torchtitan", {"checkpoint": {"enable_checkpoint": True}}, (0, 500),
+     "state is saved every 500 steps, the default of torchtitan"),
+    ("torchtitan", {"checkpoint": {"interval": 600, "interval_type": "seconds"}}, (600, 0),
+     f"{NOT_SAVED} 600 s"),
+    ("torchtitan", {"checkpoint": {"enable": False}}, (0, 0), ""),
+    ("torchtitan", {"checkpoint": {"interval": 200, "async_mode": "async"}}, (0, 200),
+     "checkpoint.async_mode async: training stops while state is saved (goodput.checkpoint_s)"),
+    ("megatron", {"save_interval": 10000}, (0, 10000), ""),
+    ("megatron", {"save_interval": 9, "async_save": True}, (0, 9),
+     "async_save true: training stops while state is saved (goodput.checkpoint_s)"),
+    ("nxdt", {"exp_manager": {"checkpoint_callback_params": {"every_n_train_steps": 300}}},
+     (0, 300), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("project", "more", "interval", "told"), INTERVALS)
+def test_how_often_state_is_saved(
+    project: str, more: dict[str, Any], interval: tuple[int, int], told: str, tmp_path: Path
+) -> None:
+    path = _configured(project, more, tmp_path)
+    job, found = read(project, path)
+    goodput = job.goodput
+    assert (goodput.checkpoint_interval_s, goodput.checkpoint_interval_steps) == interval
+    sentences = [s for s in found.section()["assumed"] if "saved" in s]
+    assert told in sentences if told else not sentences
+
+
+def test_an_interval_of_the_command_is_in_its_unit() -> None:
+    path = FOLDER / "titan_8b.toml"
+    job, _ = read("torchtitan", path, "--set", "goodput.checkpoint_interval_s=60")
+    goodput = job.goodput
+    assert (goodput.checkpoint_interval_s, goodput.checkpoint_interval_steps) == (60, 0)
+    more = ("--set", "goodput.checkpoint_interval_s=60", "--set")
+    with pytest.raises(UsageError, match="requires one interval of checkpoints, got"):
+        read("torchtitan", path, *more, "goodput.checkpoint_interval_steps=3")
+
+
+def _configured(project: str, more: dict[str, Any], folder: Path) -> Path:
+    """A small configuration of a project, with more tables or arguments."""
+    if project == "nxdt":
+        config = {"model": {"num_layers": 80, "rope_theta": 500000.0}, **more}
+        return written(folder, "job.yaml", "\n".join(_yaml(config)))
+    if project == "megatron":
+        return written(folder, "args.json", json.dumps({**ARGUMENTS, **more}))
+    return titan(folder, **more)
+
+
 def test_flags_lie_above_the_file() -> None:
     job, _ = read("torchtitan", FOLDER / "titan_8b.toml", "--remat", "none", "--instances", "2")
     assert (job.strategy.remat, job.cluster.instances, job.strategy.global_batch) == ("none", 2, 64)

@@ -73,6 +73,9 @@ FACTS: Mapping[str, str] = MappingProxyType(
         "reduces_short": "strategy.reduce_dtype",
         "adds_apart": "strategy.gradient_accumulation_fusion",
         "compiler_flags": "options of the compiler",
+        "saves": "whether state is saved",
+        "save_interval": "goodput.checkpoint_interval_steps",
+        "save_unit": "goodput.checkpoint_interval_s or goodput.checkpoint_interval_steps",
         "steps": "goal.tokens: steps times the tokens of one",
         "samples": "goal.tokens: samples times the tokens of one",
     }

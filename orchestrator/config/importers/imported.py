@@ -26,6 +26,7 @@ from shardwright.orchestrator.config.importers.scripts import flag_fields
 from shardwright.orchestrator.config.importers.table import Reading, read
 
 _BATCH = ("global_batch", "global_batch_tokens")
+_INTERVAL = ("checkpoint_interval_s", "checkpoint_interval_steps")
 Reader = Callable[[Path, str], Fields]
 
 
@@ -82,6 +83,15 @@ class Imported:
             if name in KEYS and not name.startswith("mesh."):  # which `meaning` lays out
                 table, _, key = name.partition(".")
                 tables.setdefault(table, {}).setdefault(key, value)
+        return tables
+
+    def below(self, said: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Tables of a job that lie below what the command has `said`: without an interval of
+        checkpoints where it says one in the other unit."""
+        tables = {name: dict(keys) for name, keys in self.tables.items()}
+        if any(f"goodput.{name}" in said for name in _INTERVAL):
+            for name in _INTERVAL:
+                tables.get("goodput", {}).pop(name, None)
         return tables
 
     def with_batch(self, ways: int, said: Collection[str]) -> Keys:

@@ -13,6 +13,7 @@ from shardwright.compiler.machine.target import FIRST_TARGET
 from shardwright.orchestrator.config.importers.imported import Asked, Meaning
 from shardwright.orchestrator.config.importers.shapes import Ranks, cluster_tables, model_tables
 from shardwright.orchestrator.config.importers.table import (
+    STOPPED,
     Reading,
     Table,
     given,
@@ -214,6 +215,8 @@ TABLE: Table = MappingProxyType(
         "num_nodes": key("nodes", whole(1)),
         "train_iters": key("steps", whole(-1)),
         "train_samples": key("samples", whole(-1)),
+        "save_interval": key("goodput.checkpoint_interval_steps", whole(1)),
+        "async_save": instead(False, assumes=STOPPED),
         "seed": _SEED,
         **dict.fromkeys(("eval_iters", "eval_interval"), _CHECKED),
         "world_size": key("world", whole(1)),
@@ -260,7 +263,7 @@ TABLE: Table = MappingProxyType(
         ),
         **dict.fromkeys(
             (
-                *("save", "load", "save_interval", "log_interval", "tensorboard_dir", "profile"),
+                *("save", "load", "log_interval", "tensorboard_dir", "profile"),
                 *("log_throughput", "profile_step_start", "profile_step_end", "profile_ranks"),
                 *("ckpt_format", "distributed_timeout_minutes", "master_addr", "master_port"),
                 *("node_rank", "no_load_optim", "no_load_rng", "no_save_optim", "no_save_rng"),
@@ -269,7 +272,7 @@ TABLE: Table = MappingProxyType(
                 *("log_num_zeros_in_grad", "log_timers_to_tensorboard", "manual_gc"),
                 *("log_memory_to_tensorboard", "log_validation_ppl_to_tensorboard"),
                 *("manual_gc_interval", "empty_unused_memory_level", "timing_log_level"),
-                *("use_dist_ckpt", "async_save", "dist_ckpt_format", "rdzv_id", "rdzv_backend"),
+                *("use_dist_ckpt", "dist_ckpt_format", "rdzv_id", "rdzv_backend"),
                 *("rdzv_endpoint", "no_initialization", "use_cpu_initialization"),
                 *("tensorboard_queue_size", "tensorboard_log_interval", "rerun_mode"),
                 *("check_weight_hash_across_dp_replicas_interval", "ckpt_fully_parallel_save"),

@@ -22,6 +22,7 @@ from shardwright.orchestrator.config.importers.shapes import (
     model_tables,
 )
 from shardwright.orchestrator.config.importers.table import (
+    STOPPED,
     Reading,
     Row,
     Table,
@@ -97,6 +98,10 @@ TABLE: Table = MappingProxyType(
             ),
             _LOG,
         ),
+        "exp_manager.checkpoint_callback_params.every_n_train_steps": key(
+            "save_interval", whole(0, 10**9)
+        ),
+        "exp_manager.async_checkpointing": instead(False, assumes=STOPPED),
         "exp_manager.*": _LOG,
         "distributed_strategy.tensor_model_parallel_size": key("mesh.tp", whole(1), 1),
         "distributed_strategy.pipeline_model_parallel_size": key("mesh.pp", whole(1), 1),
@@ -277,6 +282,8 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
     if pp > 1 and (parts := reading.get("parts")) > 1:
         tables["strategy"] |= {"schedule": "interleaved", "stage_parts": parts}
     tables["compiler"] = _compiler(reading)
+    if every := reading.get("save_interval"):
+        tables["goodput"] = {"checkpoint_interval_steps": every}
     return Meaning(tables)
 
 

@@ -132,6 +132,10 @@ def text(value: Any) -> str:
     return value
 
 
+STOPPED = "{name} {value}: training stops while state is saved (goodput.checkpoint_s)"
+"""What is assumed of saving beside training."""
+
+
 @dataclass(slots=True)
 class Reading:
     """The fields of a file, sorted by what they mean."""
