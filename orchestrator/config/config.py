@@ -125,6 +125,9 @@ class GoodputConfig:
     checkpoint_interval_s: float = limited(0.0, 0.0, 1e9)
     """Training between two checkpoints; 0 takes the best interval."""
 
+    checkpoint_interval_steps: int = limited(0, 0, 10**9)
+    """The same in steps; 0: as `checkpoint_interval_s` says."""
+
     checkpoint_s: float = limited(0.0, 0.0, 1e9)
     """How long saving stops training; 0: parameters and optimizer state at `storage_gb_per_s`."""
 
@@ -331,7 +334,21 @@ def load(
     tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
     given = frozenset(f"{table}.{key}" for table, keys in data.items() for key in keys)
     base = str(path.resolve().parent if path else Path.cwd())
-    return asked_now(_bought(JobConfig(**tables, base=base, given=given)))
+    job = JobConfig(**tables, base=base, given=given)
+    _check_interval(job.goodput)
+    return asked_now(_bought(job))
+
+
+def _check_interval(given: GoodputConfig) -> None:
+    """Refuse two intervals of checkpoints. Raises UsageError."""
+    if given.checkpoint_interval_s and given.checkpoint_interval_steps:
+        raise UsageError(
+            "SW_USAGE",
+            "[goodput] requires one interval of checkpoints, got checkpoint_interval_s"
+            f" {given.checkpoint_interval_s:g} and checkpoint_interval_steps"
+            f" {given.checkpoint_interval_steps}",
+            hint="leave one out, or set it to 0",
+        )
 
 
 def _put_all(data: dict[str, Any], values: Keys) -> None:

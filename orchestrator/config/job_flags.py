@@ -171,9 +171,10 @@ def imported_job(
     said = "cluster.instances" in bare.given
     asked = Asked(cores_of=cores_of, instances=bare.cluster.instances if said else 0)
     found = imported(args.source[0], Path(args.source[1]), asked)
-    job = job_configs(args, [None], changes=changes, below=found.tables)[None]
+    job = job_configs(args, [None], changes=changes, below=found.below(bare.given))[None]
     ways = layout_of(job.but(_ANY_BATCH)).mesh.size(DATA_AXES)
-    return job.but(found.with_batch(ways, bare.given)), found
+    job = job.but(found.with_batch(ways, bare.given))
+    return job.but(found.with_goal(job, bare.given)), found
 
 
 _ANY_BATCH = {"strategy.global_batch": 0, "strategy.global_batch_tokens": 0}

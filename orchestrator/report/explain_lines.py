@@ -272,9 +272,10 @@ def _goodput(report: Report) -> Rows:
     saved = f"{state} at {given['storage_gb_per_s']:g} GB/s of an instance, {count}"
     own = "goodput.checkpoint_s of the job" if given["checkpoint_s"] else saved
     yield "saving takes", seconds_text(found["checkpoint_s"]), own
-    asked = given["checkpoint_interval_s"]
+    asked, own_steps = given["checkpoint_interval_s"], given.get("checkpoint_interval_steps")
     best = f"the best in whole steps is near {seconds_text(found['best_interval_s'])} (Daly 2006)"
     interval = f"goodput.checkpoint_interval_s is {seconds_text(asked)}" if asked else best
+    interval = "goodput.checkpoint_interval_steps of the job" if own_steps else interval
     steps = f"{found['interval_steps']:,} steps"
     yield "saved every", steps, f"{seconds_text(found['interval_s'])}: {interval}"
     yield (

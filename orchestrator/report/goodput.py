@@ -91,7 +91,8 @@ def goodput_section(built: Built, timing: StepTiming) -> Facts:
     )
     step_s = timing.step_time_ps / PS_PER_S
     best_s = failures.best_interval_s()
-    steps = max(1, round((given.checkpoint_interval_s or best_s) / step_s))
+    steps = given.checkpoint_interval_steps
+    steps = steps or max(1, round((given.checkpoint_interval_s or best_s) / step_s))
     interval_s = steps * step_s
     goodput = failures.goodput(interval_s)
     saving = goodput * failures.checkpoint_s / interval_s

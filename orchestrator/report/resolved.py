@@ -46,7 +46,11 @@ def resolved_keys(built: Built, goodput: Facts | None) -> dict[str, Facts]:
         "cluster.lnc": (layout.target.lnc, f"default of {layout.target.name}"),
     }
     if goodput:  # what these come to follows from the step, so it is a result and no setting
-        rows["goodput.checkpoint_interval_s"] = ("the best", seconds_text(goodput["interval_s"]))
+        said = job.goodput.checkpoint_interval_steps
+        interval = "as its steps take" if said else "the best"
+        rows["goodput.checkpoint_interval_s"] = (interval, seconds_text(goodput["interval_s"]))
+        steps = f"{goodput['interval_steps']:,}"
+        rows["goodput.checkpoint_interval_steps"] = ("those of the interval", steps)
         rows["goodput.checkpoint_s"] = (
             "as storage takes it",
             seconds_text(goodput["checkpoint_s"]),

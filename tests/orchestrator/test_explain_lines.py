@@ -179,6 +179,8 @@ def test_goodput_that_the_job_says_itself(report: dict[str, Any]) -> None:
     found = rows(own, "goodput")
     assert found["saving takes"][1] == "goodput.checkpoint_s of the job"
     assert "goodput.checkpoint_interval_s is 60.000 s" in found["saved every"][1]
+    own["job"]["goodput"] |= {"checkpoint_interval_s": 0.0, "checkpoint_interval_steps": 7}
+    assert "goodput.checkpoint_interval_steps of the job" in rows(own, "goodput")["saved every"][1]
 
 
 def test_sections_are_plain_data(report: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ are our own.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -19,10 +20,12 @@ import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator import cli
-from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.config import KEYS, JobConfig
+from shardwright.orchestrator.config.importers.facts import FACTS
 from shardwright.orchestrator.config.importers.fields import MOST_DEPTH
 from shardwright.orchestrator.config.importers.imported import PROJECTS, Imported
 from shardwright.orchestrator.config.importers.scripts import flag_fields
+from shardwright.orchestrator.config.importers.table import key, text
 from shardwright.orchestrator.config.job_flags import imported_job
 from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.config.model_file import model_config
@@ -299,6 +302,122 @@ def test_what_is_assumed_is_said(name: str, sentence: str) -> None:
     assert sentence in read(project, FOLDER / file)[1].section()["assumed"]
 
 
+def test_facts_are_told_in_words() -> None:
+    """None by its name in this program; what looks like a key is one."""
+    for words in FACTS.values():
+        keys = re.findall(r"[a-z]+\.[a-z_]+", words)
+        assert " " in words or words in KEYS
+        assert all(key in KEYS for key in keys) and ("_" not in words or keys)
+    with pytest.raises(ValueError, match="requires a key of a job or one of FACTS, got flavour"):
+        key("flavour", text)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_field_that_is_read_is_told_as_a_key_or_in_words(name: str) -> None:
+    project, file, _ = EXAMPLES[name]
+    rows = read(project, FOLDER / file)[1].section()["read"]
+    assert len(rows) > 5
+    assert {row["means"] for row in rows} <= KEYS.keys() | set(FACTS.values())
+    assert all(row["means"] == row["key"] for row in rows if row["key"])
+
+
+GOALS = [
+    ("torchtitan 8B", (), 1000 * 32 * 8192, "training.steps 1,000 x 32 x 8,192 tokens"),
+    ("torchtitan 8B", ("--instances", "2"), 1000 * 64 * 8192,
+     "training.steps 1,000 x 64 x 8,192 tokens"),
+    ("torchtitan 8B", ("--set", "strategy.global_batch_tokens=4Mi"), 1000 * 2**22,
+     "training.steps 1,000 x 4,194,304 tokens"),
+    ("Megatron GPT-3 175B", (), 500_000 * 1536 * 2048,
+     "train_iters 500,000 x 1,536 x 2,048 tokens"),
+    ("Megatron Llama 3 8B", (), 1_953_125_000 * 8192, "train_samples 1,953,125,000 x 8,192 tokens"),
+    ("NxDT Llama 3 70B", (), 10_000 * 1024 * 8192,
+     "trainer.max_steps 10,000 x 1,024 x 8,192 tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "flags", "tokens", "told"), GOALS)
+def test_how_long_training_goes_on_is_the_goal(
+    name: str, flags: tuple[str, ...], tokens: int, told: str
+) -> None:
+    project, file, _ = EXAMPLES[name]
+    job, found = read(project, FOLDER / file, *flags)
+    assert job.goal.tokens == tokens
+    assert f"the goal is {tokens:,} tokens: {told} (--tokens)" in found.section()["assumed"]
+
+
+def test_a_goal_is_what_the_command_says_and_one_of_training(tmp_path: Path) -> None:
+    job, found = read("torchtitan", FOLDER / "titan_8b.toml", "--tokens", "1M")
+    assert job.goal.tokens == 10**6 and "the goal is" not in " ".join(found.section()["assumed"])
+    job, _ = read("torchtitan", titan(tmp_path, training={"steps": 9}), "--mode", "decode")
+    assert job.goal.tokens == 0
+    job, _ = read("torchtitan", titan(tmp_path, training={"steps": -1}))
+    assert job.goal.tokens == 0
+    sizes = f"{SIZES} --train-iters 7"
+    job, found = read("megatron", written(tmp_path, "a.txt", sizes))
+    assert job.goal.tokens == 0
+    assert (
+        "train_iters 7 is no goal: of how many tokens is not said" in (found.section()["assumed"])
+    )
+    d = refused("torchtitan", titan(tmp_path, training={"steps": 2**31 - 1, "seq_len": 10**8}))
+    assert d.diagnostic.message == (
+        "training.steps requires at most 1e+18 tokens in all, got 2,147,483,647 x 256 x"
+        " 100,000,000 tokens"
+    )
+
+
+NOT_SAVED = (
+    "checkpoint.enable is not on, so nothing is saved there: goodput is that of saving every"
+)
+INTERVALS = [
+    ("torchtitan", {"checkpoint": {"enable": True, "interval": 200}}, (0, 200), ""),
+    ("torchtitan", {"checkpoint": {"interval": 200}}, (0, 200), f"{NOT_SAVED} 200 steps"),
+    ("torchtitan", {"checkpoint": {"enable_checkpoint": True}}, (0, 500),
+     "state is saved every 500 steps, the default of torchtitan"),
+    ("torchtitan", {"checkpoint": {"interval": 600, "interval_type": "seconds"}}, (600, 0),
+     f"{NOT_SAVED} 600 s"),
+    ("torchtitan", {"checkpoint": {"enable": False}}, (0, 0), ""),
+    ("torchtitan", {"checkpoint": {"interval": 200, "async_mode": "async"}}, (0, 200),
+     "checkpoint.async_mode async: training stops while state is saved (goodput.checkpoint_s)"),
+    ("megatron", {"save_interval": 10000}, (0, 10000), ""),
+    ("megatron", {"save_interval": 9, "async_save": True}, (0, 9),
+     "async_save true: training stops while state is saved (goodput.checkpoint_s)"),
+    ("nxdt", {"exp_manager": {"checkpoint_callback_params": {"every_n_train_steps": 300}}},
+     (0, 300), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("project", "more", "interval", "told"), INTERVALS)
+def test_how_often_state_is_saved(
+    project: str, more: dict[str, Any], interval: tuple[int, int], told: str, tmp_path: Path
+) -> None:
+    path = _configured(project, more, tmp_path)
+    job, found = read(project, path)
+    goodput = job.goodput
+    assert (goodput.checkpoint_interval_s, goodput.checkpoint_interval_steps) == interval
+    sentences = [s for s in found.section()["assumed"] if "saved" in s]
+    assert told in sentences if told else not sentences
+
+
+def test_an_interval_of_the_command_is_in_its_unit() -> None:
+    path = FOLDER / "titan_8b.toml"
+    job, _ = read("torchtitan", path, "--set", "goodput.checkpoint_interval_s=60")
+    goodput = job.goodput
+    assert (goodput.checkpoint_interval_s, goodput.checkpoint_interval_steps) == (60, 0)
+    more = ("--set", "goodput.checkpoint_interval_s=60", "--set")
+    with pytest.raises(UsageError, match="requires one interval of checkpoints, got"):
+        read("torchtitan", path, *more, "goodput.checkpoint_interval_steps=3")
+
+
+def _configured(project: str, more: dict[str, Any], folder: Path) -> Path:
+    """A small configuration of a project, with more tables or arguments."""
+    if project == "nxdt":
+        config = {"model": {"num_layers": 80, "rope_theta": 500000.0}, **more}
+        return written(folder, "job.yaml", "\n".join(_yaml(config)))
+    if project == "megatron":
+        return written(folder, "args.json", json.dumps({**ARGUMENTS, **more}))
+    return titan(folder, **more)
+
+
 def test_flags_lie_above_the_file() -> None:
     job, _ = read("torchtitan", FOLDER / "titan_8b.toml", "--remat", "none", "--instances", "2")
     assert (job.strategy.remat, job.cluster.instances, job.strategy.global_batch) == ("none", 2, 64)
@@ -492,6 +611,61 @@ def test_words_of_scripts(tmp_path: Path) -> None:
     }
 
 
+SIZES = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024"
+COMMANDS = {
+    "torchrun": f"torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py {SIZES}",
+    "equals": f"torchrun --nproc-per-node=8 --nnodes=4 pretrain_gpt.py {SIZES}",
+    "dashes last": f"torchrun --nnodes=4 --nproc-per-node 8 pretrain_gpt.py {SIZES}",
+    "a switch last": f"torchrun --nnodes 4 --nproc_per_node 8 --no_python ./run.sh {SIZES}",
+    "a module": f"torchrun --nnodes 4 --nproc_per_node 8 -m training.pretrain {SIZES}",
+    "a long module": f"torchrun --nnodes 4 --nproc_per_node 8 --module training.pretrain {SIZES}",
+    "launch": f"python -u -m torch.distributed.launch --nproc_per_node 8 --nnodes 4 a.py {SIZES}",
+    "run": f"python3 -m torch.distributed.run --nproc_per_node=8 --nnodes 4 a.py {SIZES}",
+    "unknown": f"$LAUNCH --nproc_per_node 8 --nnodes 4 pretrain_gpt.py {SIZES}",
+    "deepspeed": f"deepspeed --num_nodes 4 --num_gpus 8 pretrain_gpt.py {SIZES}",
+    "srun": f"srun -N 4 --ntasks-per-node 8 --mpi=pmix --label python -u a.py {SIZES}",
+    "srun of all": f"srun --ntasks 32 bash -c 'python a.py {SIZES}'",
+    "srun torchrun": f"srun -N4 --ntasks-per-node=1 torchrun --nproc_per_node 8 a.py {SIZES}",
+    "mpirun": f"mpirun -np 32 --mca btl self,tcp --bind-to none -x A=1 ./a.sh {SIZES}",
+    "mpiexec": f"/opt/bin/mpiexec --allow-run-as-root -n 32 python a.py {SIZES}",
+    "lines": f"OMP=1 srun -N 4 \\\n  --ntasks-per-node=8 \\\n  python a.py \\\n  {SIZES}",
+    "quoted": f'CMD="torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES}"',
+    "piped": f"torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES} 2>&1 | tee log.txt",
+    "and": f"cd a && torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES} && echo done",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_of_launchers_end_at_the_script(name: str, tmp_path: Path) -> None:
+    """Each starts 32 ranks of the same model, and each option of a launcher is known."""
+    job, found = read("megatron", written(tmp_path, "train.sh", COMMANDS[name]))
+    assert (job.model.preset, job.model.seq_len) == ("gpt3-350m", 1024)
+    section = found.section()
+    assert not section["unknown"]
+    told = "a rank is a core: 1 instance of 32 cores for 32 ranks (--instances)"
+    assert told in section["assumed"]
+
+
+def test_a_python_file_may_be_a_value(tmp_path: Path) -> None:
+    found = flag_fields(tmp_path, "torchrun --nnodes 4 a.py --data-args-path b.py --seed 1")
+    assert {name: field.value for name, field in found.items()} == {
+        "nnodes": "4",
+        "data_args_path": "b.py",
+        "seed": "1",
+    }
+
+
+def test_options_of_srun_are_no_flags_of_the_script(tmp_path: Path) -> None:
+    found = flag_fields(tmp_path, "srun --profile all -n 2 --odd 3 ./a --profile --nodes 5")
+    assert {name: field.value for name, field in found.items()} == {
+        "srun.profile": "all",
+        "srun.ntasks": "2",
+        "odd": "3",
+        "profile": True,
+        "nodes": "5",
+    }
+
+
 def test_unknown_fields_are_listed(tmp_path: Path) -> None:
     path = titan(tmp_path, training={"local_batch_size": 1, "new_thing": 3}, other={"x": [1]})
     _, found = read("torchtitan", path)
@@ -544,7 +718,7 @@ REFUSED = [
      "window_size requires positions before and none behind a token, as in 4095,0, got 7,7"),
     ("megatron", {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "kv_channels": 8},
      5, "kv_channels requires --kv-channels 16, the width over the heads, got 8"),
-    ("megatron", {"num_layers": 4}, 0, "hidden requires --hidden-size, got none"),
+    ("megatron", {"num_layers": 4}, 0, "the width of the model requires --hidden-size, got none"),
     ("megatron", {"num_layers": "$N"}, 2,
      "num_layers requires a whole number from 1 to 2147483647, got $N"),
     ("nxdt", {"model": {"num_layers": 32, "moe": {"frequency": 2}}}, 4,

@@ -364,6 +364,14 @@ def test_an_interval_is_one_step_at_least() -> None:
     assert goodput(checkpoint_interval_s=0.5)["interval_steps"] == 1
 
 
+def test_an_interval_in_steps_is_taken_as_it_is() -> None:
+    """500 steps of 2 s, as 1,001 s are."""
+    in_steps = goodput(checkpoint_interval_steps=500)
+    assert (in_steps["interval_steps"], in_steps["interval_s"]) == (500, 1000.0)
+    assert in_steps == goodput(checkpoint_interval_s=1001.0)
+    assert goodput(checkpoint_interval_steps=10**9)["goodput"] == 0.0
+
+
 def test_without_an_interval_the_best_one_is_taken() -> None:
     """x = 0.06191930664 solves (1 - x) e^(x + 36/18000) = 1: 1,114.5475 s, 557 steps of 2 s."""
     found = goodput()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator.config.config import TABLES, JobConfig, MeshConfig
+from shardwright.orchestrator.config.config import TABLES, GoodputConfig, JobConfig, MeshConfig
 from shardwright.orchestrator.config.model_keys import ModelConfig
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.compare import _jobs, _settings
@@ -19,9 +19,9 @@ from shardwright.sharding.settings import AUTO, StrategySettings
 from tests.orchestrator.test_screen_lines_by_hand import report as screen_report
 from tests.support.invented_job import invented
 
-GOODPUT = {"interval_s": 100.0, "checkpoint_s": 2.5}
+GOODPUT = {"interval_s": 100.0, "interval_steps": 50, "checkpoint_s": 2.5}
 NO_SIZE = {"model.seq_len", "strategy.global_batch", "cluster.lnc", "goodput.checkpoint_s"}
-NO_SIZE |= {"goodput.checkpoint_interval_s"}
+NO_SIZE |= {"goodput.checkpoint_interval_s", "goodput.checkpoint_interval_steps"}
 """Keys whose 0 is no size, beside those of the mesh."""
 
 
@@ -56,7 +56,11 @@ def test_values_and_where_they_are_from() -> None:
     assert found["strategy.global_batch"]["value"] == 48
     assert found["strategy.zero"] == {"value": 3, "why": "of strategy fsdp"}
     assert found["strategy.reduce_gradients"]["value"] == "each"
-    assert found["goodput.checkpoint_interval_s"]["why"] == "100.000 s"
+    assert found["goodput.checkpoint_interval_s"] == {"value": "the best", "why": "100.000 s"}
+    assert found["goodput.checkpoint_interval_steps"]["why"] == "50"
+    own = job(goodput=GoodputConfig(checkpoint_interval_steps=50))
+    assert own["goodput.checkpoint_interval_s"]["value"] == "as its steps take"
+    assert "goodput.checkpoint_interval_steps" not in own
     entry = job(model=ModelConfig(entry="own:task"))
     assert entry["model.dtype"] == {"value": "as the step says", "why": "of the step"}
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
-from shardwright.orchestrator.config.config import KEYS, Keys
+from shardwright.orchestrator.config.config import KEYS, JobConfig, Keys
+from shardwright.orchestrator.config.importers.facts import FACTS
 from shardwright.orchestrator.config.importers.fields import (
     Fields,
     json_fields,
@@ -25,6 +26,7 @@ from shardwright.orchestrator.config.importers.scripts import flag_fields
 from shardwright.orchestrator.config.importers.table import Reading, read
 
 _BATCH = ("global_batch", "global_batch_tokens")
+_INTERVAL = ("checkpoint_interval_s", "checkpoint_interval_steps")
 Reader = Callable[[Path, str], Fields]
 
 
@@ -83,6 +85,15 @@ class Imported:
                 tables.setdefault(table, {}).setdefault(key, value)
         return tables
 
+    def below(self, said: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Tables of a job that lie below what the command has `said`: without an interval of
+        checkpoints where it says one in the other unit."""
+        tables = {name: dict(keys) for name, keys in self.tables.items()}
+        if any(f"goodput.{name}" in said for name in _INTERVAL):
+            for name in _INTERVAL:
+                tables.get("goodput", {}).pop(name, None)
+        return tables
+
     def with_batch(self, ways: int, said: Collection[str]) -> Keys:
         """Keys of the batch on so many data-parallel ranks, for what the command has not `said`.
         Raises UsageError (SW_IMPORT_FIELD) where not every rank has a sample."""
@@ -110,6 +121,38 @@ class Imported:
             )
         return keys | {"strategy.micro_batch": found}
 
+    def with_goal(self, job: JobConfig, said: Collection[str]) -> Keys:
+        """Keys of the goal, where the file says how long training goes on and the command has not
+        `said` it; `job` has the batch. Raises UsageError (SW_IMPORT_FIELD) for more tokens than a
+        goal can have."""
+        fact = "steps" if self.reading.get("steps", 0) > 0 else "samples"
+        number = self.reading.get(fact, 0)
+        if number < 1 or "goal.tokens" in said or job.model.mode != "train":
+            return {}
+        length, strategy = job.model.seq_len, job.strategy
+        one = self.reading.fields[fact]
+        each = f"{length:,} tokens"
+        per = length
+        if fact == "steps":
+            per = strategy.global_batch_tokens or strategy.global_batch * length
+            own = f"{per:,} tokens"
+            each = own if strategy.global_batch_tokens else f"{strategy.global_batch:,} x {each}"
+        if not per:
+            self.later.append(f"{one.name} {number} is no goal: of how many tokens is not said")
+            return {}
+        most = KEYS["goal.tokens"].metadata["range"][1]
+        if number * per > most:
+            raise self.reading.refuse(
+                fact,
+                f"at most {most:g} tokens in all",
+                f"{number:,} x {each}",
+                "say them: --tokens 1T",
+            )
+        self.later.append(
+            f"the goal is {number * per:,} tokens: {one.name} {number:,} x {each} (--tokens)"
+        )
+        return {"goal.tokens": number * per}
+
     def section(self) -> dict[str, Any]:
         """The section of the report."""
         reading = self.reading
@@ -122,7 +165,7 @@ class Imported:
                     "line": one.line,
                     "value": one.shown(),
                     "key": ours if ours in KEYS else "",
-                    "means": ours,
+                    "means": FACTS.get(ours, ours),
                 }
                 for ours, one in reading.fields.items()
             ],

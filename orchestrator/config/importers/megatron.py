@@ -13,6 +13,7 @@ from shardwright.compiler.machine.target import FIRST_TARGET
 from shardwright.orchestrator.config.importers.imported import Asked, Meaning
 from shardwright.orchestrator.config.importers.shapes import Ranks, cluster_tables, model_tables
 from shardwright.orchestrator.config.importers.table import (
+    STOPPED,
     Reading,
     Table,
     given,
@@ -26,7 +27,10 @@ from shardwright.orchestrator.config.importers.table import (
 )
 
 _LOG = nothing("logs, checkpoints and the launch of processes")
-_DATA = nothing("which data is read, not how much")
+_LAUNCH = nothing("how processes are started; how many there are is said apart")
+_DATA = nothing("which data is read and how, not the work of a step")
+_CHECKED = nothing("what runs between steps of training")
+_SEED = nothing("where random numbers begin")
 _RATE = nothing("a number of the update, not its work")
 _MADE = nothing("which code of the other machine computes it")
 _OVERLAP = nothing("the scheduler decides what runs beside collectives")
@@ -207,7 +211,29 @@ TABLE: Table = MappingProxyType(
         "clip_grad": key("model.clip", real, 1.0),
         "nproc_per_node": key("per_node", whole(1)),
         "nnodes": key("nodes", whole(1)),
+        "num_gpus": key("per_node", whole(1)),
+        "num_nodes": key("nodes", whole(1)),
+        "train_iters": key("steps", whole(-1)),
+        "train_samples": key("samples", whole(-1)),
+        "save_interval": key("goodput.checkpoint_interval_steps", whole(1)),
+        "async_save": instead(False, assumes=STOPPED),
+        "seed": _SEED,
+        **dict.fromkeys(("eval_iters", "eval_interval"), _CHECKED),
         "world_size": key("world", whole(1)),
+        "srun.ntasks": key("tasks", whole(1)),
+        "srun.ntasks_per_node": key("tasks_per_node", whole(1)),
+        "srun.nodes": key("task_nodes", whole(1)),
+        "mpirun.np": key("tasks", whole(1)),
+        **dict.fromkeys(("srun.*", "mpirun.*"), _LAUNCH),
+        **dict.fromkeys(
+            (
+                *("standalone", "no_python", "use_env", "max_restarts", "monitor_interval"),
+                *("start_method", "role", "log_dir", "redirects", "tee", "local_ranks_filter"),
+                *("rdzv_conf", "local_addr", "hostfile", "include", "exclude", "launcher"),
+                *("launcher_args", "no_local_rank", "no_ssh", "force_multi", "save_pid"),
+            ),
+            _LAUNCH,
+        ),
         **dict.fromkeys(
             (
                 *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum"),
@@ -229,9 +255,7 @@ TABLE: Table = MappingProxyType(
                     "data_impl",
                     "reset_position_ids",
                     "reset_attention_mask",
-                    "seed",
                 ),
-                *("train_iters", "train_samples", "eval_iters", "eval_interval"),
                 *("calculate_per_token_loss", "train_data_path", "valid_data_path"),
                 *("test_data_path", "per_split_data_args_path", "data_args_path"),
             ),
@@ -239,7 +263,7 @@ TABLE: Table = MappingProxyType(
         ),
         **dict.fromkeys(
             (
-                *("save", "load", "save_interval", "log_interval", "tensorboard_dir", "profile"),
+                *("save", "load", "log_interval", "tensorboard_dir", "profile"),
                 *("log_throughput", "profile_step_start", "profile_step_end", "profile_ranks"),
                 *("ckpt_format", "distributed_timeout_minutes", "master_addr", "master_port"),
                 *("node_rank", "no_load_optim", "no_load_rng", "no_save_optim", "no_save_rng"),
@@ -248,7 +272,7 @@ TABLE: Table = MappingProxyType(
                 *("log_num_zeros_in_grad", "log_timers_to_tensorboard", "manual_gc"),
                 *("log_memory_to_tensorboard", "log_validation_ppl_to_tensorboard"),
                 *("manual_gc_interval", "empty_unused_memory_level", "timing_log_level"),
-                *("use_dist_ckpt", "async_save", "dist_ckpt_format", "rdzv_id", "rdzv_backend"),
+                *("use_dist_ckpt", "dist_ckpt_format", "rdzv_id", "rdzv_backend"),
                 *("rdzv_endpoint", "no_initialization", "use_cpu_initialization"),
                 *("tensorboard_queue_size", "tensorboard_log_interval", "rerun_mode"),
                 *("check_weight_hash_across_dp_replicas_interval", "ckpt_fully_parallel_save"),
@@ -290,9 +314,8 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
     zero = _zero(reading)
     data = "shard" if zero else "replicate"
     tp, pp = reading.get("mesh.tp"), reading.get("mesh.pp")
-    per_node, nodes = reading.get("per_node", 0), reading.get("nodes", 1)
     sizes = {"pp": pp, "tp": tp, "cp": reading.get("mesh.cp"), "ep": _experts(reading), data: 0}
-    ranks = Ranks(**({"shard": sizes["ep"]} | sizes), number=reading.get("world", per_node * nodes))
+    ranks = Ranks(**({"shard": sizes["ep"]} | sizes), number=_ranks(reading))
     cores = asked.cores_of(FIRST_TARGET)
     tables |= cluster_tables(reading, ranks, cores, asked.instances)
     tables["strategy"] = {
@@ -306,6 +329,15 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
         **_interleaved(reading, pp),
     }
     return Meaning(tables)
+
+
+def _ranks(reading: Reading) -> int:
+    """How many ranks the launchers start, 0 where the file does not say: torch's and deepspeed's
+    start some on each node; without them the processes of srun and mpirun are the ranks."""
+    nodes = reading.get("nodes", reading.get("task_nodes", 1))
+    per_node = reading.get("per_node", 0)
+    tasks = reading.get("tasks", nodes * reading.get("tasks_per_node", 0))
+    return int(reading.get("world", per_node * nodes or tasks))
 
 
 def _model(reading: Reading) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from shardwright.orchestrator.config.importers.shapes import (
     model_tables,
 )
 from shardwright.orchestrator.config.importers.table import (
+    STOPPED,
     Reading,
     Row,
     Table,
@@ -37,8 +38,9 @@ from shardwright.orchestrator.config.importers.table import (
 )
 from shardwright.orchestrator.config.model_file import read_config
 
-_LOG = nothing("logs, checkpoints and how long training goes on")
-_DATA = nothing("which data is read, not how much")
+_LOG = nothing("logs, checkpoints and evaluation between steps")
+_EPOCHS = nothing("passes over the data: how many tokens these are, the file does not say")
+_DATA = nothing("which data is read and how, not the work of a step")
 _RATE = nothing("a number of the update, not its work")
 _START = nothing("how parameters begin, not their size")
 _HOST = nothing("how the host runs programs")
@@ -78,19 +80,28 @@ TABLE: Table = MappingProxyType(
     {
         "name": nothing("a name"),
         "model_source": key("source", words({"hf": "hf", "megatron": "megatron"}), "hf"),
-        "seed": _DATA,
+        "seed": nothing("where random numbers begin"),
         "trainer.devices": key("devices", whole(1), 32),
         "trainer.num_nodes": key("nodes", whole(1), 1),
+        "trainer.max_steps": key("steps", whole(-1)),
+        "trainer.max_epochs": _EPOCHS,
         "trainer.gradient_clip_val": key("model.clip", real, 1.0),
         **dict.fromkeys(
             (
-                *("trainer.max_epochs", "trainer.max_steps", "trainer.log_every_n_steps"),
-                *("trainer.val_check_interval", "trainer.check_val_every_n_epoch"),
-                *("trainer.num_sanity_val_steps", "trainer.limit_val_batches"),
+                *("trainer.log_every_n_steps", "trainer.val_check_interval"),
+                *(
+                    "trainer.check_val_every_n_epoch",
+                    "trainer.num_sanity_val_steps",
+                    "trainer.limit_val_batches",
+                ),
                 *("trainer.limit_test_batches", "trainer.limit_train_batches"),
             ),
             _LOG,
         ),
+        "exp_manager.checkpoint_callback_params.every_n_train_steps": key(
+            "save_interval", whole(0, 10**9)
+        ),
+        "exp_manager.async_checkpointing": instead(False, assumes=STOPPED),
         "exp_manager.*": _LOG,
         "distributed_strategy.tensor_model_parallel_size": key("mesh.tp", whole(1), 1),
         "distributed_strategy.pipeline_model_parallel_size": key("mesh.pp", whole(1), 1),
@@ -271,6 +282,8 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
     if pp > 1 and (parts := reading.get("parts")) > 1:
         tables["strategy"] |= {"schedule": "interleaved", "stage_parts": parts}
     tables["compiler"] = _compiler(reading)
+    if every := reading.get("save_interval"):
+        tables["goodput"] = {"checkpoint_interval_steps": every}
     return Meaning(tables)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shardwright.orchestrator.config.importers.fields import (
@@ -17,13 +16,14 @@ from shardwright.orchestrator.config.importers.fields import (
     checked,
     unreadable,
 )
+from shardwright.orchestrator.config.importers.launchers import FLAG, LAUNCHERS, Command
 
 _ASSIGNED = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)=([^(].*)?")
 _OPENED = re.compile(r"([A-Za-z_]\w*\+?=)?\((?=-|$)|[A-Za-z_]\w*\+?=(?=--)")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))")
-_FLAG = re.compile(r"--[A-Za-z]")
+_STARTS = "|".join(["python[0-9.]*", *map(re.escape, LAUNCHERS)])
+_LAUNCHED = re.compile(rf"(?:^|[\s/=])(?:{_STARTS})\s")
 _DEPTHS = {"if": 1, "fi": -1, "case": 1, "esac": -1}
-MOST_WORDS = 8  # of a flag that are kept (our choice; a ramp-up of batches has three)
 MOST_CHARACTERS = 1000  # of a value (our choice; paths are the longest)
 
 
@@ -32,12 +32,12 @@ def flag_fields(path: Path, text: str) -> Fields:
     for quotes that do not close, and for a flag that is given twice with different values."""
     found: dict[str, Field] = {}
     values: dict[str, str] = {}
-    depth = 0
+    depth, command = 0, Command()
     for number, line in enumerate(text.splitlines(), 1):
         words = _words(path, number, line)
         depth += _DEPTHS.get(words[0], 0) if words else 0
         _assign(line, values)
-        for name, said in _flags(words):
+        for name, said in command.flags(words):
             value = [_filled(word, values) for word in said]
             field = Field(
                 checked(path, name, number), " ".join(value) if value else True, number, depth > 0
@@ -51,6 +51,8 @@ def flag_fields(path: Path, text: str) -> Fields:
                     f" {before.shown()} in line {before.line}",
                     "keep the one that counts",
                 )
+        if not line.rstrip().endswith("\\"):
+            command = Command()
     if not found:
         raise unreadable(path, 0, "a file of arguments requires flags (--num-layers 32), got none")
     return found
@@ -58,7 +60,7 @@ def flag_fields(path: Path, text: str) -> Fields:
 
 def _words(path: Path, number: int, line: str) -> list[str]:
     """The words of a line; quotes that open or close a list of flags over several lines are blanks.
-    Words that hold several flags are split once more."""
+    Words that hold several flags, or a command that starts ranks, are split once more."""
     line = line.rstrip().removesuffix("\\")
     for text in (line, line.replace('"', " "), line.replace("'", " ")):
         try:
@@ -66,25 +68,13 @@ def _words(path: Path, number: int, line: str) -> list[str]:
         except ValueError:
             continue
         bare = map(_bare, words)
-        spread = (word.split() if _FLAG.match(word) else [word] for word in bare)
+        spread = (word.split() if _holds_flags(word) else [word] for word in bare)
         return [word for part in spread for word in part if word]
     raise unreadable(path, number, "a line of a script requires quotes that close, got one open")
 
 
-def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag of a line with the words behind it."""
-    name, said = "", list[str]()
-    for word in words:
-        if not _FLAG.match(word):
-            if name and len(said) < MOST_WORDS and not word.endswith("[@]}"):
-                said.append(word)
-            continue
-        if name:
-            yield name, said
-        name, equals, value = word[2:].partition("=")
-        name, said = name.replace("-", "_"), [value] if equals else []
-    if name:
-        yield name, said
+def _holds_flags(word: str) -> bool:
+    return bool(FLAG.match(word) or _LAUNCHED.search(word))
 
 
 def _bare(word: str) -> str:
@@ -102,7 +92,7 @@ def _assign(line: str, values: dict[str, str]) -> None:
     if not found:
         return
     text = (found[2] or "").partition(" #")[0].strip().strip("\"'")
-    if not _FLAG.search(text):
+    if not FLAG.search(text):
         values[found[1]] = _filled(text, {k: v for k, v in values.items() if k != found[1]})
 
 

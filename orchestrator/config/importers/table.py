@@ -15,6 +15,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError, did_you_mean
 from shardwright.orchestrator.config.config import KEYS
+from shardwright.orchestrator.config.importers.facts import FACTS
 from shardwright.orchestrator.config.importers.fields import Field, Fields
 
 Kind = Callable[[Any], Any]
@@ -45,7 +46,10 @@ Table = Mapping[str, Row]
 
 
 def key(ours: str, kind: Kind, default: Any = _NOT_SAID) -> Row:
-    """A field with a counterpart: a key of a job, or a fact that a key is made of."""
+    """A field with a counterpart: a key of a job, or a fact that a key is made of. Raises
+    ValueError for a fact without words."""
+    if ours not in KEYS and ours not in FACTS:
+        raise ValueError(f"a field requires a key of a job or one of FACTS, got {ours}")
     return Row(ours=ours, kind=kind, default=default)
 
 
@@ -128,6 +132,10 @@ def text(value: Any) -> str:
     return value
 
 
+STOPPED = "{name} {value}: training stops while state is saved (goodput.checkpoint_s)"
+"""What is assumed of saving beside training."""
+
+
 @dataclass(slots=True)
 class Reading:
     """The fields of a file, sorted by what they mean."""
@@ -152,7 +160,7 @@ class Reading:
         """The refusal of a fact, at the field that gave it."""
         at = self.fields.get(ours)
         got = got if len(got) <= MOST_SHOWN else f"{got[: MOST_SHOWN - 3]}..."
-        name = at.name if at else ours
+        name = at.name if at else FACTS.get(ours, ours)
         return UsageError(
             "SW_IMPORT_FIELD",
             f"{name} requires {required}, got {got}",
@@ -216,8 +224,9 @@ def _by_row(reading: Reading, one: Field, row: Row) -> None:
             wanted = " or ".join(map(str, row.plain[1:])) or "nothing"
             message = f"{one.name} requires {wanted}, got {one.shown()}: {row.says}"
             raise UsageError("SW_IMPORT_FIELD", message, where, row.hint)
-        reading.assumed.append(row.assumes.format(value=one.shown(), name=one.name))
-        reading.without.append((one, row.assumes.format(value=one.shown(), name=one.name)))
+        told = row.assumes.format(value=one.shown(), name=one.name)
+        reading.assumed.append(told)
+        reading.without.append((one, told.removeprefix(f"{one.name} {one.shown()}: ")))
     else:
         reading.without.append((one, row.says or "as it is here"))
 

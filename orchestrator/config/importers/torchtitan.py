@@ -19,6 +19,7 @@ from shardwright.orchestrator.config.importers.shapes import (
     one_of,
 )
 from shardwright.orchestrator.config.importers.table import (
+    STOPPED,
     Reading,
     Table,
     instead,
@@ -34,7 +35,8 @@ from shardwright.orchestrator.config.importers.table import (
 from shardwright.sharding.settings import MOST
 
 _LOG = nothing("logs, profiles and files around training")
-_DATA = nothing("which data is read, not how much")
+_DATA = nothing("which data is read and how, not the work of a step")
+_CHECKED = nothing("what runs between steps of training")
 _RATE = nothing("a number of the update, not its work")
 _MADE = nothing("how the other machine makes code")
 _FLOAT8 = nothing("how float8 is made; the converters say whether it is")
@@ -95,7 +97,8 @@ TABLE: Table = MappingProxyType(
         "training.data_parallel_shard_degree": key("mesh.dp_shard", whole(-1)),
         "training.data_parallel_replicate_degree": key("mesh.dp_replicate", whole(1)),
         "training.compile": _MADE,
-        **dict.fromkeys(("training.dataset", "training.dataset_path", "training.steps"), _DATA),
+        "training.steps": key("steps", whole(-1)),
+        **dict.fromkeys(("training.dataset", "training.dataset_path"), _DATA),
         **dict.fromkeys(
             ("training.gc_freq", "training.gc_debug", "training.seed", "training.deterministic"),
             nothing("seeds and the host of training"),
@@ -199,8 +202,14 @@ TABLE: Table = MappingProxyType(
         "fault_tolerance.*": nothing("fault_tolerance.enable says whether"),
         **dict.fromkeys(("job.*", "profiling.*", "profiler.*", "metrics.*"), _LOG),
         **dict.fromkeys(("comm.*", "debug.*", "memory_estimation.*", "tokenizer.*"), _LOG),
-        **dict.fromkeys(("validation.*", "validator.*", "dataloader.*"), _DATA),
-        "checkpoint.*": nothing("checkpoints are asked for by [goodput]"),
+        **dict.fromkeys(("validation.*", "validator.*"), _CHECKED),
+        "dataloader.*": _DATA,
+        "checkpoint.enable": key("saves", switch),
+        "checkpoint.enable_checkpoint": key("saves", switch),
+        "checkpoint.interval": key("save_interval", whole(1, 10**9)),
+        "checkpoint.interval_type": key("save_unit", words({"steps": "steps", "seconds": "s"})),
+        "checkpoint.async_mode": instead("disabled", assumes=STOPPED),
+        "checkpoint.*": nothing("what checkpoints hold and where they lie"),
         "experimental.custom_import": only(
             "", says="a model of its own is built by that module", hint="use --model for it"
         ),
@@ -273,12 +282,35 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
         **_reshards(reading, pp),
         **_stage_parts(reading, pp, sizes["layers"]),
     }
+    tables["goodput"] = _saves(reading)
     local, whole_batch = reading.get("local_batch"), reading.get("global_batch")
     tables["strategy"]["micro_batch"] = reading.get("pp_batch") if pp > 1 else local
     if whole_batch > 0:
         tables["strategy"]["global_batch"] = whole_batch
         return Meaning(tables)
     return Meaning(tables, samples_per_rank=local)
+
+
+def _saves(reading: Reading) -> dict[str, int]:
+    """How often state is saved."""
+    every, is_on = reading.get("save_interval"), reading.get("saves", False)
+    if not every and not is_on:
+        return {}
+    if not every:
+        every = _SAVE_INTERVAL
+        reading.assumed.append(f"state is saved every {every} steps, the default of torchtitan")
+    unit = reading.get("save_unit", "steps")
+    if not is_on:
+        told = f"{every} steps" if unit == "steps" else f"{every} s"
+        reading.assumed.append(
+            f"checkpoint.enable is not on, so nothing is saved there: goodput is that of saving"
+            f" every {told}"
+        )
+    return {f"checkpoint_interval_{unit}": every}
+
+
+_SAVE_INTERVAL = 500
+"""`checkpoint.interval` where it is not said."""
 
 
 def _check_selective(reading: Reading) -> None:
