@@ -20,7 +20,7 @@ from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.config.model import resolve_task
-from shardwright.orchestrator.models.presets import PRESETS, SIZED
+from shardwright.orchestrator.models.presets import CONFIGS, PRESETS, SIZED, UNETS
 from shardwright.orchestrator.models.serving import served_preset
 from shardwright.orchestrator.report.page.page import report_page
 from shardwright.orchestrator.report.plan_screen import screen_lines
@@ -176,8 +176,10 @@ def test_a_run_decodes_what_the_unsharded_model_decodes(
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
-@pytest.mark.parametrize("name", [n for n, (family, _) in SIZED.items() if family != "gpt"])
-def test_encoders_are_refused(name: str, mode: str) -> None:
+@pytest.mark.parametrize(
+    "name", [*(n for n, (family, _) in SIZED.items() if family != "gpt"), *UNETS]
+)
+def test_what_decodes_nothing_is_refused(name: str, mode: str) -> None:
     with pytest.raises(UsageError, match="requires a decoder") as caught:
         resolve_task(load(None, [f"model.preset={name}", f"model.mode={mode}"]))
     assert caught.value.code == "SW_MODE"
@@ -216,7 +218,7 @@ def test_a_context_has_room_for_its_prompt_and_its_steps() -> None:
     assert caught.value.code == "SW_STEPS"
 
 
-@pytest.mark.parametrize("name", [*PRESETS, *(n for n in SIZED if n.startswith("gpt"))])
+@pytest.mark.parametrize("name", [*PRESETS, *CONFIGS, *(n for n in SIZED if n.startswith("gpt"))])
 def test_presets_have_the_weights_they_are_trained_with(name: str) -> None:
     """GPTs as GPT-2, whose keys have a bias: they are as large as their training step's."""
     from shardwright.orchestrator.models.presets import preset_task
