@@ -95,6 +95,7 @@ def check_named(job: JobConfig) -> None:
 
 _NOT_SERVED = (
     *("model.optimizer", "model.learning_rate", "model.clip", "model.capacity_factor"),
+    *("model.lora_r", "model.lora_alpha", "model.lora_targets", "model.lora_base"),
     *("strategy.global_batch_tokens", "goal.tokens", "run.checkpoint_every", "run.resume"),
 )
 """Keys that say something about training alone."""

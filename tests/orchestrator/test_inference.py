@@ -194,6 +194,8 @@ def test_what_decodes_nothing_is_refused(name: str, mode: str) -> None:
             "strategy.remat=full",
             "strategy.micro_batch=auto",
         ),
+        *("model.lora_r=16", "model.lora_alpha=8", "model.lora_targets=q_proj"),
+        "model.lora_base=int8",
         *("strategy.global_batch_tokens=4Mi", "run.checkpoint_every=1", "goal.tokens=1T"),
     ],
 )
