@@ -27,8 +27,8 @@ from shardwright.orchestrator.report.tried import (
     candidate,
     candidate_text,
     decided,
-    effect_text,
     is_chosen,
+    tries_of,
 )
 from shardwright.orchestrator.report.verdict import published_text, verdicts
 from shardwright.orchestrator.terminal import outputs
@@ -73,9 +73,7 @@ def report_page(report: Report) -> str:
             losses=_losses(report),
             longest=_longest(report),
             goal=_goal(report),
-            tried=[
-                (row["change"], effect_text(row, text.counted(report))) for row in _tried(report)
-            ],
+            tried=tries_of(report),
             auto=_auto(report),
             moments=_highest(report["memory"]["timeline"]),
             stored=_stored(report["provenance"]),
@@ -145,11 +143,6 @@ def _longest(report: Report) -> list[Facts]:
     own = [row for row in report["functions"][:FUNCTIONS] if row["kernels"]]
     least = MATTERS * report["timing"]["step_time_ps"]
     return [row for n, row in enumerate(own) if not n or row["time_ps"] >= least]
-
-
-def _tried(report: Report) -> list[Facts]:
-    tried = report["whatif"]["tried"] if "whatif" in report else []
-    return [row for row in tried if "peak_bytes" in row]
 
 
 def _highest(timeline: list[Facts]) -> list[Facts]:
