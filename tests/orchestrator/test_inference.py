@@ -38,7 +38,19 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-TRAINING = ("goodput", "checkpoint", "HFU", "micro-batch", "published:", "optimizer")
+TRAINING = (
+    *("goodput", "checkpoint", "HFU", "micro-batch", "published:", "optimizer", "learning_rate"),
+    *(
+        "forward",
+        "backward",
+        "> update<",
+        "lora",
+        "remat",
+        "reduce_gradients",
+        "[goal]",
+        "deadline",
+    ),
+)
 LAYERS, KV_HEADS, HEAD_DIM, WIDTH, VOCAB = 32, 8, 128, 4096, 128256  # of Llama 3 8B
 
 
@@ -125,10 +137,12 @@ def test_screen_and_page_say_nothing_of_training(
     words = ("--model", str(config), "--mode", mode, "--target", machine, "--seq-len", "32")
     report = planned(capsys, *words)
     text, page = shown(report), report_page(report)
-    summary = page.partition('id="time"')[0]
+    told = page.partition('<section id="provenance"')[0]  # which lists files of the tool
+    assert "Resolved configuration" in told and "micro_batch" in told
     for word in TRAINING:
         assert word not in text, word
-        assert word not in summary, word
+        assert word not in told, word
+    assert "runs of its programs." in told
     tokens = "input" if mode == "prefill" else "output"
     told = "to the first token" if mode == "prefill" else "per output token"
     priced = report["cost"]["usd_per_hour"] is not None
@@ -196,6 +210,7 @@ def test_what_decodes_nothing_is_refused(name: str, mode: str) -> None:
         ),
         *("model.lora_r=16", "model.lora_alpha=8", "model.lora_targets=q_proj"),
         "model.lora_base=int8",
+        *("strategy.reduce_gradients=last", "goodput.restart_s=60"),
         *("strategy.global_batch_tokens=4Mi", "run.checkpoint_every=1", "goal.tokens=1T"),
     ],
 )

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.config.model import OF_TRAINING
 from shardwright.orchestrator.report import goal, text
 from shardwright.orchestrator.report.explain_imported import field_rows
 from shardwright.orchestrator.report.inference import result_text, scalar, tokens_text
@@ -69,6 +70,7 @@ def report_page(report: Report) -> str:
             ),
             memory=charts.memory(report["memory"]),
             pipeline=charts.pipeline(report),
+            runs=charts.kinds_of_runs(report),
             timelines=[(one, charts.engines(one)) for one in report["timelines"]],
             losses=_losses(report),
             longest=_longest(report),
@@ -85,18 +87,24 @@ def report_page(report: Report) -> str:
 
 
 def _settings(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The job table by table, with what was chosen where it leaves a choice, and why."""
-    chosen = report.get("resolved", {})
+    """The job table by table, with what was chosen where it leaves a choice, and why; of inference
+    without what is said of training alone."""
+    chosen, hidden = report.get("resolved", {}), OF_TRAINING if "inference" in report else ()
 
     def shown(key: str, value: Any) -> str:
         why = f" ({chosen[key]['why']})" if key in chosen else ""
         return f"{words.plain(value)}{why}"
 
-    return [
-        (table, [(key, shown(f"{table}.{key}", value)) for key, value in keys.items()])
+    tables = {
+        table: [
+            (key, shown(f"{table}.{key}", value))
+            for key, value in keys.items()
+            if f"{table}.{key}" not in hidden
+        ]
         for table, keys in resolved_job(report).items()
         if isinstance(keys, Mapping)
-    ]
+    }
+    return [(table, rows) for table, rows in tables.items() if rows]
 
 
 def _auto(report: Report) -> Facts:
