@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.entry import entry_names, load_task
 from shardwright.compiler.frontend.task import Mode, TrainTask
-from shardwright.orchestrator.config.config import JobConfig, Keys
+from shardwright.orchestrator.config.config import KEYS, JobConfig, Keys
 from shardwright.orchestrator.config.model_file import is_text, model_config, model_path
 from shardwright.orchestrator.models.presets import preset_task
 from shardwright.orchestrator.validation.recipes import recipe
@@ -94,9 +94,14 @@ def check_named(job: JobConfig) -> None:
         _check_served(job)
 
 
-_NOT_SERVED = (
+OF_TRAINING = (
     *("model.optimizer", "model.learning_rate", "model.clip", "model.capacity_factor"),
-    *("strategy.global_batch_tokens", "goal.tokens", "run.checkpoint_every", "run.resume"),
+    *("model.lora_r", "model.lora_alpha", "model.lora_targets", "model.lora_base"),
+    *("strategy.global_batch_tokens", "strategy.remat", "strategy.reshard_after_forward"),
+    *("strategy.reduce_dtype", "strategy.reduce_gradients", "strategy.late_reduce_scatter_shift"),
+    *("strategy.accumulate_dtype", "strategy.gradient_accumulation_fusion"),
+    *(key for key in KEYS if key.startswith(("goodput.", "goal."))),
+    *("run.checkpoint_every", "run.resume"),
 )
 """Keys that say something about training alone."""
 
@@ -104,7 +109,7 @@ _NOT_SERVED = (
 def _check_served(job: JobConfig) -> None:
     """Refuse inference of what is no preset and no config, and settings of training. Raises
     UsageError."""
-    model, usual = job.model, JobConfig()
+    model, usual = job.model, JobConfig().but({"strategy.remat": "none"})
     if not (model.preset or model.config):
         named = next(name for name in MODELS if getattr(model, name))
         raise UsageError(
@@ -113,8 +118,7 @@ def _check_served(job: JobConfig) -> None:
             f" got model.{named} = {getattr(model, named)}",
             hint="a function of your own compiles as it is: shardwright compile FILE, of its HLO",
         )
-    said = [key for key in _NOT_SERVED if job.value(key) != usual.value(key)]
-    said += [key for key in ("strategy.remat",) if job.value(key) != "none"]
+    said = [key for key in OF_TRAINING if job.value(key) != usual.value(key)]
     said += [key for key in job.strategy.open_keys if key not in said]
     for key in said:
         raise UsageError(

@@ -10,7 +10,7 @@ from shardwright.orchestrator.models.architecture import Experts
 from shardwright.orchestrator.models.config_file import Config
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.generation import Serving, serving_task
-from shardwright.orchestrator.models.presets import PRESETS, SIZED, preset_config
+from shardwright.orchestrator.models.presets import SIZED, UNETS, preset_config
 
 _GPT2_KEYS = {
     "vocab": "vocab_size",
@@ -27,22 +27,21 @@ _WITHOUT_DROPOUT = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.
 def served_preset(
     name: str, *, context: int, experts_apart: bool = False, **asked: Any
 ) -> TrainTask:
-    """The inference task of a preset; context 0: the longest it was trained on, a longer one has as
-    many positions. Raises UsageError for an encoder, which decodes nothing."""
-    config = preset_config(name)
-    if name in PRESETS:
-        most = "max_position_embeddings"
-    else:
-        family = SIZED[name][0]
-        if family != "gpt":
-            raise UsageError(
-                "SW_MODE",
-                f"model.mode = {asked['mode']} requires a decoder, which has keys and values to"
-                f" cache, got {name}, an encoder",
-                hint="shardwright compile times its forward pass, lowered to HLO",
-            )
+    """The inference task of a preset; context 0: all of its positions, a longer one has as many.
+    Raises UsageError for what is no decoder, which has nothing to cache."""
+    config, most = preset_config(name), "max_position_embeddings"
+    family = "unet" if name in UNETS else SIZED[name][0] if name in SIZED else ""
+    if family == "gpt":
         config = {key: config[size] for size, key in _GPT2_KEYS.items()} | _WITHOUT_DROPOUT
         config["model_type"], most = "gpt2", "n_positions"
+    elif family:
+        what = "a U-Net" if family == "unet" else "an encoder"
+        raise UsageError(
+            "SW_MODE",
+            f"model.mode = {asked['mode']} requires a decoder, which has keys and values to"
+            f" cache, got {name}, {what}",
+            hint="shardwright compile times its forward pass, lowered to HLO",
+        )
     config[most] = max(config[most], context)
     model = architecture_of(config)
     model = model.with_experts(Experts.seated) if experts_apart else model

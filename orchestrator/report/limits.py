@@ -183,8 +183,12 @@ STATEMENTS = (
     Statement(
         "host work and input",
         "Host work, reading and decoding of data, logging, compilation of the first step: a step is"
-        " one in the steady state, with its batch in memory. Saving of checkpoints counts in"
-        " goodput only.",
+        " one in the steady state, with its batch in memory.",
+    ),
+    Statement(
+        "checkpoints in the step",
+        "Saving of checkpoints in the time of a step: it counts in goodput only.",
+        lambda about: about.trains,
     ),
     Statement(
         "a busy cluster",
@@ -194,8 +198,8 @@ STATEMENTS = (
     Statement(
         "bits of the real machine",
         "Bits of the real machine: orders of sums are those of our code, functions of the Scalar"
-        " engine are exact to the type, and rounding is to nearest even. Losses agree within"
-        " docs/numerics.md, not digit by digit.",
+        " engine are exact to the type, and rounding is to nearest even. Losses and logits agree"
+        " within docs/numerics.md, not digit by digit.",
     ),
 )
 

@@ -16,8 +16,8 @@ from rich.text import Text
 from shardwright.orchestrator.config.config import TRIES
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.sections import Said, Section
-from shardwright.orchestrator.report.text import Report, counted
-from shardwright.orchestrator.report.tried import effect_text, short_change, title
+from shardwright.orchestrator.report.text import Report
+from shardwright.orchestrator.report.tried import short_change, tries_of
 from shardwright.orchestrator.terminal import terminal
 
 LINES = 24
@@ -80,9 +80,9 @@ def whats_next(report: Report) -> Said:
     section = report.get("whatif")
     if not section:
         return
-    tried = section["tried"]
-    for row in tried:
-        yield title(row), f"{short_change(row['change'])}: {effect_text(row, counted(report))}"
+    tried = tries_of(report)
+    for title, change, effect in tried:
+        yield title, f"{change}: {effect}"
     if section["left"] and len(tried) < TRIES:
         left = "; ".join(map(short_change, section["left"]))
         text = f"not tried, to answer in time (--tries {TRIES}): {left}"

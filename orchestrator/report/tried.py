@@ -6,6 +6,7 @@ from __future__ import annotations
 from shardwright.orchestrator.report.text import (
     Facts,
     Report,
+    counted,
     seconds_text,
     share_text,
     size_text,
@@ -24,6 +25,12 @@ def title(row: Facts) -> str:
         return "next"
     is_little = row["status"] == "fits" and -WORTHWHILE <= gain(row) <= -_SHOWN
     return f"gains <{100 * WORTHWHILE:.0f} %" if is_little else "no gain"
+
+
+def tries_of(report: Report) -> list[tuple[str, str, str]]:
+    """What was tried beside a plan: what a try is, its change, and what that did."""
+    rows, unit = report.get("whatif", {}).get("tried", ()), counted(report)
+    return [(title(row), short_change(row["change"]), effect_text(row, unit)) for row in rows]
 
 
 def gain(row: Facts) -> float:

@@ -3,7 +3,7 @@
 Every value that walks along a padded index grows; what is in the padding never reaches a value of
 the step, because a sum, a maximum or a product over the index masks it first. An op that cannot
 take a padded dim reads and gives the original size, so that padding changes no result, only cost.
-State is stored padded: `Slot.shape` keeps the user's shape.
+State and results are stored padded: `Slot.shape` keeps the user's shape, what is read is cropped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def pad_indices(
 ) -> Graph:
     """`graph` with the families of `sizes` padded.
 
-    `same` maps outputs to the inputs whose place they take; other outputs keep their shape.
+    `same` maps outputs to the inputs whose place they take. Others stay as padded as they come: one
+    that was cut here would end its index, which could then not be split.
     """
     return _Level(indices, sizes).region(graph, same)
 
@@ -73,14 +74,14 @@ class _Level(Builder):
         self._masked: dict[tuple[Value, int, str], Value] = {}
 
     def region(self, graph: Graph, same: Mapping[int, int]) -> Graph:
-        """`graph` with padded inputs; output j is shaped like input `same[j]`, or as it was."""
+        """`graph` with padded inputs; output j is shaped like input `same[j]`, or as it became."""
         shapes = padded_shapes(self.indices, self.sizes, graph.inputs)
         inputs = tuple(Value(tensor_type(shapes[v], v.type.dtype)) for v in graph.inputs)
         self.env.update(zip(graph.inputs, inputs, strict=True))
         for op in graph.ops:
             self._pad(op)
         outputs = tuple(
-            self.fitted(v, shapes[graph.inputs[same[j]]] if j in same else v.type.shape)
+            self.fitted(v, shapes[graph.inputs[same[j]]]) if j in same else self.env[v]
             for j, v in enumerate(graph.outputs)
         )
         return with_ops(graph, self.ops, outputs, inputs)

@@ -20,7 +20,7 @@ from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import load
 from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.config.model import resolve_task
-from shardwright.orchestrator.models.presets import PRESETS, SIZED
+from shardwright.orchestrator.models.presets import CONFIGS, PRESETS, SIZED, UNETS
 from shardwright.orchestrator.models.serving import served_preset
 from shardwright.orchestrator.report.page.page import report_page
 from shardwright.orchestrator.report.plan_screen import screen_lines
@@ -38,7 +38,19 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-TRAINING = ("goodput", "checkpoint", "HFU", "micro-batch", "published:", "optimizer")
+TRAINING = (
+    *("goodput", "checkpoint", "HFU", "micro-batch", "published:", "optimizer", "learning_rate"),
+    *(
+        "forward",
+        "backward",
+        "> update<",
+        "lora",
+        "remat",
+        "reduce_gradients",
+        "[goal]",
+        "deadline",
+    ),
+)
 LAYERS, KV_HEADS, HEAD_DIM, WIDTH, VOCAB = 32, 8, 128, 4096, 128256  # of Llama 3 8B
 
 
@@ -125,10 +137,12 @@ def test_screen_and_page_say_nothing_of_training(
     words = ("--model", str(config), "--mode", mode, "--target", machine, "--seq-len", "32")
     report = planned(capsys, *words)
     text, page = shown(report), report_page(report)
-    summary = page.partition('id="time"')[0]
+    told = page.partition('<section id="provenance"')[0]  # which lists files of the tool
+    assert "Resolved configuration" in told and "micro_batch" in told
     for word in TRAINING:
         assert word not in text, word
-        assert word not in summary, word
+        assert word not in told, word
+    assert "runs of its programs." in told
     tokens = "input" if mode == "prefill" else "output"
     told = "to the first token" if mode == "prefill" else "per output token"
     priced = report["cost"]["usd_per_hour"] is not None
@@ -176,8 +190,10 @@ def test_a_run_decodes_what_the_unsharded_model_decodes(
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
-@pytest.mark.parametrize("name", [n for n, (family, _) in SIZED.items() if family != "gpt"])
-def test_encoders_are_refused(name: str, mode: str) -> None:
+@pytest.mark.parametrize(
+    "name", [*(n for n, (family, _) in SIZED.items() if family != "gpt"), *UNETS]
+)
+def test_what_decodes_nothing_is_refused(name: str, mode: str) -> None:
     with pytest.raises(UsageError, match="requires a decoder") as caught:
         resolve_task(load(None, [f"model.preset={name}", f"model.mode={mode}"]))
     assert caught.value.code == "SW_MODE"
@@ -192,6 +208,9 @@ def test_encoders_are_refused(name: str, mode: str) -> None:
             "strategy.remat=full",
             "strategy.micro_batch=auto",
         ),
+        *("model.lora_r=16", "model.lora_alpha=8", "model.lora_targets=q_proj"),
+        "model.lora_base=int8",
+        *("strategy.reduce_gradients=last", "goodput.restart_s=60"),
         *("strategy.global_batch_tokens=4Mi", "run.checkpoint_every=1", "goal.tokens=1T"),
     ],
 )
@@ -216,7 +235,7 @@ def test_a_context_has_room_for_its_prompt_and_its_steps() -> None:
     assert caught.value.code == "SW_STEPS"
 
 
-@pytest.mark.parametrize("name", [*PRESETS, *(n for n in SIZED if n.startswith("gpt"))])
+@pytest.mark.parametrize("name", [*PRESETS, *CONFIGS, *(n for n in SIZED if n.startswith("gpt"))])
 def test_presets_have_the_weights_they_are_trained_with(name: str) -> None:
     """GPTs as GPT-2, whose keys have a bias: they are as large as their training step's."""
     from shardwright.orchestrator.models.presets import preset_task

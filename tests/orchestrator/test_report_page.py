@@ -18,6 +18,7 @@ from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.report.compare import change, compare, tables
 from shardwright.orchestrator.report.page import charts, page
 from shardwright.orchestrator.report.page.page import compare_page, report_page
+from shardwright.orchestrator.report.plan_screen import whats_next
 from tests.support.html_page import Page
 from tests.support.small_job import SIZES
 
@@ -133,6 +134,37 @@ def test_the_page_tells_what_became_of_an_imported_file(report: dict[str, Any]) 
     ]
     assert [e.text for e in found.all("li") if e.text == "a rank is a core"]
     assert "a.json" not in report_page(report)
+
+
+def test_page_and_screen_say_the_same_of_what_was_tried(report: dict[str, Any]) -> None:
+    """One change that is worth it, two that are not, and one that was refused."""
+    gains = {"mesh.tp=2": (-0.2, True), "strategy.zero=0": (-0.002, False), "lnc=2": (0.25, False)}
+    tried = [
+        {
+            "change": name,
+            "status": "fits",
+            "helps": helps,
+            "peak_bytes": 2**30,
+            "global_batch": 64,
+            "same_batch": True,
+            "step_time_s": 1.0,
+            "time_change": change,
+            "cost_change": None,
+        }
+        for name, (change, helps) in gains.items()
+    ]
+    refused = {"change": "mesh.tp=3", "status": "refused", "helps": False, "code": "SW_X"}
+    tried.append(refused | {"message": "no"})
+    told = report | {"whatif": {"tried": tried, "left": []}}
+    (table,) = (
+        t for t in Page(report_page(told)).all("table") if "were tried" in t.find("caption")[0].text
+    )
+    rows = [
+        [cell.text.strip() for cell in (row.find("td")[0], *row.find("th"), row.find("td")[1])]
+        for row in table.find("tbody")[0].find("tr")
+    ]
+    assert [row[0] for row in rows] == ["next", "gains <1 %", "no gain", "no gain"]
+    assert [(name, f"{change}: {effect}") for name, change, effect in rows] == [*whats_next(told)]
 
 
 def test_sentences_begin_with_a_capital(report: dict[str, Any]) -> None:

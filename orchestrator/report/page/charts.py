@@ -149,6 +149,14 @@ def pipeline(report: Report) -> list[Strip]:
     return [_stage(stage, step, len(report["step_chart"])) for stage in report["step_chart"]]
 
 
+def kinds_of_runs(report: Report) -> dict[str, str]:
+    """The colours of a chart of runs by what they are: forward, backward, update, or, of a step
+    that is one program, that; and of what a stage repeats."""
+    runs = [run for stage in report["step_chart"] for run in stage["runs"]]
+    names = dict.fromkeys(program.partition(".")[0] for program, *_ in runs)
+    return {name: kind_of(name) for name in names}
+
+
 def _stage(stage: Facts, step: int, count: int) -> Strip:
     rects, programs, busy = [], Counter[str](), 0
     for program, first, runs, start, end in stage["runs"]:

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.orchestrator.config.model import OF_TRAINING
 from shardwright.orchestrator.report import goal, text
 from shardwright.orchestrator.report.explain_imported import field_rows
 from shardwright.orchestrator.report.inference import result_text, scalar, tokens_text
@@ -27,8 +28,8 @@ from shardwright.orchestrator.report.tried import (
     candidate,
     candidate_text,
     decided,
-    effect_text,
     is_chosen,
+    tries_of,
 )
 from shardwright.orchestrator.report.verdict import published_text, verdicts
 from shardwright.orchestrator.terminal import outputs
@@ -69,13 +70,12 @@ def report_page(report: Report) -> str:
             ),
             memory=charts.memory(report["memory"]),
             pipeline=charts.pipeline(report),
+            runs=charts.kinds_of_runs(report),
             timelines=[(one, charts.engines(one)) for one in report["timelines"]],
             losses=_losses(report),
             longest=_longest(report),
             goal=_goal(report),
-            tried=[
-                (row["change"], effect_text(row, text.counted(report))) for row in _tried(report)
-            ],
+            tried=tries_of(report),
             auto=_auto(report),
             moments=_highest(report["memory"]["timeline"]),
             stored=_stored(report["provenance"]),
@@ -87,18 +87,24 @@ def report_page(report: Report) -> str:
 
 
 def _settings(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The job table by table, with what was chosen where it leaves a choice, and why."""
-    chosen = report.get("resolved", {})
+    """The job table by table, with what was chosen where it leaves a choice, and why; of inference
+    without what is said of training alone."""
+    chosen, hidden = report.get("resolved", {}), OF_TRAINING if "inference" in report else ()
 
     def shown(key: str, value: Any) -> str:
         why = f" ({chosen[key]['why']})" if key in chosen else ""
         return f"{words.plain(value)}{why}"
 
-    return [
-        (table, [(key, shown(f"{table}.{key}", value)) for key, value in keys.items()])
+    tables = {
+        table: [
+            (key, shown(f"{table}.{key}", value))
+            for key, value in keys.items()
+            if f"{table}.{key}" not in hidden
+        ]
         for table, keys in resolved_job(report).items()
         if isinstance(keys, Mapping)
-    ]
+    }
+    return [(table, rows) for table, rows in tables.items() if rows]
 
 
 def _auto(report: Report) -> Facts:
@@ -145,11 +151,6 @@ def _longest(report: Report) -> list[Facts]:
     own = [row for row in report["functions"][:FUNCTIONS] if row["kernels"]]
     least = MATTERS * report["timing"]["step_time_ps"]
     return [row for n, row in enumerate(own) if not n or row["time_ps"] >= least]
-
-
-def _tried(report: Report) -> list[Facts]:
-    tried = report["whatif"]["tried"] if "whatif" in report else []
-    return [row for row in tried if "peak_bytes" in row]
 
 
 def _highest(timeline: list[Facts]) -> list[Facts]:

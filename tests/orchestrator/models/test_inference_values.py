@@ -35,6 +35,7 @@ MESHES: dict[str, dict[str, int]] = {
     "dp": {"dp_replicate": 2},
     "both": {"dp_shard": 2, "tp": 4},
 }
+TP8 = {"tp of 8": {"tp": 8}}
 ENCODERS = ("bert", "t5", "vit")
 CELLS = [(f, mesh) for f in FAMILIES if f not in ENCODERS for mesh in MESHES]
 QUICK = [("mistral", "one core"), ("llama", "tp")]
@@ -42,14 +43,18 @@ MATRIX = [("qwen2", "both")]
 REST = [cell for cell in CELLS if cell not in (*QUICK, *MATRIX)]
 
 
-def model_of(family: str) -> Architecture:
-    return architecture_of(tiny(family, vocab_size=256))
+EVEN, UNEVEN = 256, 257  # tokens; the second is padded to 260 on tp = 4, to 264 on tp = 8
+UNEVEN_CELLS = [(f, mesh) for f in ("gpt2", "qwen2") for mesh in ("both", "tp of 8")]
+
+
+def model_of(family: str, vocab: int = EVEN) -> Architecture:
+    return architecture_of(tiny(family, vocab_size=vocab))
 
 
 @cache
-def full_logits(family: str, length: int) -> object:
+def full_logits(family: str, length: int, vocab: int = EVEN) -> object:
     """The forward pass of training, jitted, on sequences of a length."""
-    model = model_of(family)
+    model = model_of(family, vocab)
     return jax.jit(lambda params, tokens: decoder.logits(model, params, tokens, How(EXACT)))
 
 
@@ -59,7 +64,7 @@ def apart(given: np.ndarray, wanted: np.ndarray) -> float:
 
 def run_of(task: object, mesh: str, folder: Path) -> ValueRun:
     """The compiled step on the cores of a mesh, with its first state."""
-    axes = MESHES[mesh]
+    axes = (MESHES | TP8)[mesh]
     ways = axes.get("dp_replicate", 1) * axes.get("dp_shard", 1)
     settings = StrategySettings(name="fsdp" if "dp_shard" in axes else "generic")
     road = build_on(
@@ -89,17 +94,39 @@ def test_decoded_tokens_are_those_of_the_full_forward_pass(
     family: str, mesh: str, tmp_path: Path
 ) -> None:
     """Several steps behind a prefill: greedy tokens are equal, and logits within the bound."""
-    model = model_of(family)
+    decodes_as_the_full_pass(family, EVEN, mesh, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh"), long_in_matrix(UNEVEN_CELLS, UNEVEN_CELLS[3:], UNEVEN_CELLS[1:3])
+)
+def test_a_vocabulary_that_tp_does_not_divide_is_padded_and_split(
+    family: str, mesh: str, tmp_path: Path
+) -> None:
+    """Logits are those of the tokens there are, and none of the padding is ever the best."""
+    run = decodes_as_the_full_pass(family, UNEVEN, mesh, tmp_path / "decode")
+    cores = 4 if mesh == "both" else 8
+    share = -(-UNEVEN // cores)
+    buffers = run.manifest.buffers
+    assert share in buffers["params/embed"].local_shape
+    (logits,) = [b for b in buffers.values() if b.leaf == "metrics/logits"]
+    assert logits.local_shape[-1] == share and logits.global_shape[-1] == UNEVEN
+    prefills_as_the_full_pass(family, UNEVEN, mesh, tmp_path / "prefill")
+
+
+def decodes_as_the_full_pass(family: str, vocab: int, mesh: str, folder: Path) -> ValueRun:
+    """Hold a decode step of three tokens to the training model; the run."""
+    model = model_of(family, vocab)
     serving = Serving(mode=Mode.DECODE, sequences=SEQUENCES, context=CONTEXT)
     task = generation.serving_task(model, serving)
-    run = run_of(task, mesh, tmp_path)
+    run = run_of(task, mesh, folder)
     sequence = [np.asarray(generation.prompts(model, serving, jax.random.key(0)))]
     start, made = sequence[0].shape[1], []
     for _ in range(STEPS):
         sequence.append(run.gather(["cache/token"])["cache/token"][:, None])
         made.append(run.step({})["metrics/logits"])
     tokens = np.concatenate(sequence, axis=1)
-    wanted = np.asarray(full_logits(family, tokens.shape[1])(params_of(model), tokens))
+    wanted = np.asarray(full_logits(family, tokens.shape[1], vocab)(params_of(model), tokens))
     assert tokens.shape == (SEQUENCES, start + STEPS) and len(made) == STEPS
     for number, logits in enumerate(made):
         assert apart(logits, wanted[:, start + number]) <= BOUND, number
@@ -108,19 +135,25 @@ def test_decoded_tokens_are_those_of_the_full_forward_pass(
     held = run.gather(["cache/token", "cache/position"])
     np.testing.assert_array_equal(held["cache/token"], best[:, STEPS])
     assert held["cache/position"] == start + STEPS
+    return run
 
 
 @pytest.mark.parametrize(("family", "mesh"), long_in_matrix(CELLS, MATRIX, REST))
 def test_a_prefill_is_the_full_forward_pass(family: str, mesh: str, tmp_path: Path) -> None:
     """The logits of the last positions, and the cache that a decode step goes on with."""
-    model = model_of(family)
+    prefills_as_the_full_pass(family, EVEN, mesh, tmp_path)
+
+
+def prefills_as_the_full_pass(family: str, vocab: int, mesh: str, folder: Path) -> None:
+    """Hold a prefill to the training model."""
+    model = model_of(family, vocab)
     serving = Serving(mode=Mode.PREFILL, sequences=SEQUENCES, context=CONTEXT)
     task = generation.serving_task(model, serving)
-    run = run_of(task, mesh, tmp_path)
+    run = run_of(task, mesh, folder)
     batch = next(task_batches(task, 0, SEQUENCES))
     logits = run.step(batch_leaves(batch))["metrics/logits"]
     params, tokens = params_of(model), batch["tokens"]
-    wanted = np.asarray(full_logits(family, CONTEXT)(params, tokens))[:, -1]
+    wanted = np.asarray(full_logits(family, CONTEXT, vocab)(params, tokens))[:, -1]
     assert apart(logits, wanted) <= BOUND
     held, _ = jax.jit(lambda p, t: generation.prefill(model, CONTEXT, p, t, How(EXACT)))(
         params, tokens
