@@ -105,6 +105,14 @@ def joined_dim(op: Op | None) -> int | None:
     return op.attrs.dim if op is not None and op.name == "concatenate" else None
 
 
+def limits_of(op: Op | None) -> tuple[Value, Value, Value] | None:
+    """The least value, what is clamped and the largest, where `op` clamps."""
+    if op is None or op.name != "clamp":
+        return None
+    low, value, high = op.operands
+    return low, value, high
+
+
 def factors_of(op: Op) -> tuple[Factor, ...]:
     """The indices that `op` walks; none for one that is not asked (control, collectives)."""
     find = OPS[op.name].factors

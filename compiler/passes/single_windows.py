@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.ir.facts import joined_dim
+from shardwright.compiler.ir.facts import joined_dim, limits_of
 from shardwright.compiler.ir.ops.gather import Windows, windows_of
 from shardwright.compiler.ir.types import Op, Value
 
@@ -59,10 +59,10 @@ def _is_single(windows: Windows, index: Value) -> bool:
 
 def _clamped(index: Value, room: Sequence[int], producers: Mapping[Value, Op]) -> Value | None:
     """The index vector that `index` is, clamped between 0 and the last starts along its dims."""
-    op = producers.get(index)
-    if op is None or op.name != "clamp":
+    limits = limits_of(producers.get(index))
+    if limits is None:
         return None
-    low, value, high = op.operands
+    low, value, high = limits
     least, last = known_elements(producers, low), known_elements(producers, high)
     if least is None or last is None or least.any() or last.size not in (1, len(room)):
         return None

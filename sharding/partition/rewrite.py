@@ -362,7 +362,7 @@ def _gather_before_loop(level: _Level, op: Op) -> list[Op] | None:
 def _are_one_gather(readers: Sequence[Op]) -> bool:
     """True for gathers that are all alike."""
     return bool(readers) and all(
-        one.name == "all_gather" and one.attrs == readers[0].attrs for one in readers
+        isinstance(one.attrs, AllGatherAttrs) and one.attrs == readers[0].attrs for one in readers
     )
 
 
