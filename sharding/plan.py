@@ -58,6 +58,7 @@ from shardwright.sharding.prepare.rewrites import (
 from shardwright.sharding.settings import DEFAULTS, MANUAL, StrategySettings
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.registry import RECIPE, padded_step
+from shardwright.sharding.strategies.state import REPLICATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,9 @@ def prepare(
     mesh = with_phantom(mesh) if proof is not None else mesh
     graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
     recipe = RECIPE(graph, inputs, outputs, mesh, settings, user)
-    recipe = replace(recipe, findings=(*notes, *recipe.findings))
+    # Replicas that do not exist need not share the state.
+    told = [f for f in recipe.findings if proof is None or f.code != REPLICATED]
+    recipe = replace(recipe, findings=(*notes, *told))
     note("decisions", lambda: shown.recipe_text(recipe, inputs, outputs))
     # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
     is_decided = recipe.predicted is not None
