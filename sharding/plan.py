@@ -40,7 +40,7 @@ from shardwright.sharding.cut.rewrites import (
 )
 from shardwright.sharding.memory.footprint import Footprint, footprint
 from shardwright.sharding.partition.findings import with_findings
-from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh
+from shardwright.sharding.partition.mesh import ONE_CORE, SHARD_AXIS, Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.partition.shardy import annotated_text
@@ -132,6 +132,7 @@ def prepare(
 
     Raises ShardingError.
     """
+    mesh = mesh if mesh.axes else ONE_CORE
     if proof is not None:
         proof.check(graph, inputs, mesh)
     graph = ROUNDED(graph, inputs, settings)
