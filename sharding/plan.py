@@ -40,7 +40,7 @@ from shardwright.sharding.cut.rewrites import (
 )
 from shardwright.sharding.memory.footprint import Footprint, footprint
 from shardwright.sharding.partition.findings import with_findings
-from shardwright.sharding.partition.mesh import SHARD_AXIS, Mesh
+from shardwright.sharding.partition.mesh import ONE_CORE, SHARD_AXIS, Mesh
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
 from shardwright.sharding.partition.partitioner import PartitionUnit
 from shardwright.sharding.partition.shardy import annotated_text
@@ -58,6 +58,7 @@ from shardwright.sharding.prepare.rewrites import (
 from shardwright.sharding.settings import DEFAULTS, MANUAL, StrategySettings
 from shardwright.sharding.strategies import Recipe
 from shardwright.sharding.strategies.registry import RECIPE, padded_step
+from shardwright.sharding.strategies.state import REPLICATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ def prepare(
 
     Raises ShardingError.
     """
+    mesh = mesh if mesh.axes else ONE_CORE
     if proof is not None:
         proof.check(graph, inputs, mesh)
     graph = ROUNDED(graph, inputs, settings)
@@ -145,7 +147,9 @@ def prepare(
     mesh = with_phantom(mesh) if proof is not None else mesh
     graph, inputs, outputs, notes = padded_step(graph, inputs, outputs, mesh, settings)
     recipe = RECIPE(graph, inputs, outputs, mesh, settings, user)
-    recipe = replace(recipe, findings=(*notes, *recipe.findings))
+    # Replicas that do not exist need not share the state.
+    told = [f for f in recipe.findings if proof is None or f.code != REPLICATED]
+    recipe = replace(recipe, findings=(*notes, *told))
     note("decisions", lambda: shown.recipe_text(recipe, inputs, outputs))
     # What the partitioner is free to choose, it may choose otherwise for a part of the graph.
     is_decided = recipe.predicted is not None

@@ -215,9 +215,15 @@ def _joined(x: Any, dims: Sequence[Axes], sizes: Mapping[str, int], mesh: Any) -
 
 
 def _pinned(x: Any, axes: Sequence[str], mesh: Any) -> Any:
-    """`x` with its first dims over `axes`; the others are the partitioner's choice."""
+    """`x` with its first dims over `axes`; the others are the partitioner's choice, also of a mesh
+    whose axes are Explicit. Nothing is said over a mesh without axes, which is one core."""
     import jax
-    from jax.sharding import NamedSharding, PartitionSpec
+    from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+    if not mesh.shape:
+        return x
+    if AxisType.Auto not in mesh.axis_types:
+        kinds = (AxisType.Auto,) * len(mesh.axis_names)
+        mesh = AbstractMesh(tuple(mesh.shape.values()), mesh.axis_names, axis_types=kinds)
     rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - len(axes))
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes, *rest)))

@@ -26,7 +26,7 @@ from shardwright.orchestrator.config.layout import Layout
 from shardwright.orchestrator.road.capture import placed_task
 from shardwright.orchestrator.road.offload import check_offload
 from shardwright.orchestrator.road.parts import Parts, parts_of
-from shardwright.orchestrator.road.stages import Stages
+from shardwright.orchestrator.road.stages import Stages, Traced
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.service import Settled, UnitService
@@ -38,6 +38,7 @@ from shardwright.sharding.prepare.phantom_replica import (
     MIXED_SAMPLES,
     PROOF_SAMPLES,
     TRACED_SAMPLES,
+    MeanProof,
     check_means,
     needs_phantom,
 )
@@ -111,12 +112,13 @@ class Candidate:
     set_aside_by: str = ""
 
 
-def candidates(job: JobConfig, layout: Layout) -> tuple[Candidate, ...]:
+def candidates(job: JobConfig, layout: Layout, mode: Mode) -> tuple[Candidate, ...]:
     """How the step of a job may be traced, in the order in which that is tried. One sample alone
-    gets a phantom replica (`sharding/prepare/phantom_replica.py`), unless samples mix or are
-    summed."""
+    that is trained on gets a phantom replica (`sharding/prepare/phantom_replica.py`), unless
+    samples mix or are summed."""
     asked = Candidate(samples=layout.captured_batch)
-    if not needs_phantom(layout.mesh, job.strategy, asked.samples, layout.num_microbatches):
+    how = layout.mesh, job.strategy, asked.samples, layout.num_microbatches
+    if not mode.trains or not needs_phantom(*how):
         return (asked,)
     phantom = Candidate(
         samples=TRACED_SAMPLES, proof_samples=PROOF_SAMPLES, set_aside_by=MIXED_SAMPLES
@@ -152,20 +154,25 @@ def plan_task(
     job: JobConfig, layout: Layout, task: TrainTask, service: UnitService, stages: Stages
 ) -> Planned:
     """The plan of a task on a layout, whatever `[model]` and `[mesh]` of the job say: that of the
-    first candidate that is not refused. Raises the first refusal."""
+    first candidate that is not refused. Raises the last refusal, or what made it necessary to cut
+    a step without its sample dim."""
     refused: ShardingError | None = None
-    for candidate in candidates(job, layout):
+    for candidate in candidates(job, layout, task.mode):
         try:
             return _planned(candidate, job, layout, task, service, stages)
         except ShardingError as error:
             if refused is not None:
-                continue
+                if error.code in _UNCUT:
+                    raise refused from error
+                raise
             if error.code != candidate.set_aside_by:
                 raise
             refused = error
             _note_refusal(error)
-    assert refused is not None, "there is a candidate"
-    raise refused
+    raise AssertionError("the last candidate is set aside by nothing")
+
+
+_UNCUT = ("SW_STAGES_CUT", "SW_PIPELINE_CUT")
 
 
 def _note_refusal(refused: ShardingError) -> None:
@@ -181,11 +188,10 @@ def _planned(
     stages: Stages,
 ) -> Planned:
     """The plan of a task that is traced in one way."""
-    traced, proof = stages.trace(job, task, candidate.samples), None
     if candidate.proof_samples:
-        with within("proof"):
-            more = stages.trace(job, task, candidate.proof_samples)
-        proof = check_means(traced.step.graph, more.step.graph)
+        traced, proof = _proven(candidate, job, task, stages)
+    else:
+        traced, proof = stages.trace(job, task, candidate.samples), None
     with stages.timed("recipe"):
         prepared = prepare(*traced.step.parts, layout.mesh, job.strategy, traced.user, proof)
     with stages.timed("partition"):
@@ -228,6 +234,26 @@ def _loss_of(step: Rerolled, mode: Mode) -> int:
 
 def _roles_of(step: Rerolled) -> tuple[str, ...]:
     return tuple(slot.role for slot in step.inputs)
+
+
+def _proven(
+    candidate: Candidate, job: JobConfig, task: TrainTask, stages: Stages
+) -> tuple[Traced, MeanProof]:
+    """A trace with the samples of a candidate, and the proof that it takes the mean over them.
+    Raises ShardingError SW_ONE_SAMPLE."""
+    try:
+        traced = stages.trace(job, task, candidate.samples)
+        with within("proof"):
+            more = stages.trace(job, task, candidate.proof_samples)
+    except DiagnosticError as error:
+        raise ShardingError(
+            MIXED_SAMPLES,
+            f"micro-batches of one sample require a step that can be traced with"
+            f" {candidate.samples} and {candidate.proof_samples}, got {error.code}",
+            error.diagnostic.loc,
+            "use strategy.micro_batch = 2",
+        ) from error
+    return traced, check_means(traced.step.graph, more.step.graph)
 
 
 def _model(job: JobConfig, task: TrainTask, samples: int, stages: Stages) -> Rerolled | None:

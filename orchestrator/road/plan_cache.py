@@ -219,7 +219,7 @@ def _traced(job: JobConfig, stages: Stages) -> KeyParts:
     from shardwright.orchestrator.road.capture import placed_task
 
     layout, task = placed_task(job, stages)
-    tried = candidates(job, layout)
+    tried = candidates(job, layout, task.mode)
     samples = {n for one in tried for n in (one.samples, one.proof_samples) if n}
     place = f"{layout.mesh} {layout.captured_batch} {task.tokens_per_sample} {task.samples}"
     steps = {f"traced step of {n}": _step(job, task, n, stages) for n in samples}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.compiler.diagnostics import Diagnostic, ShardingError
+from shardwright.compiler.diagnostics import Diagnostic, Loc, ShardingError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.roles import STATE_ROLES
 from shardwright.compiler.ir.build import Builder, subgraph
@@ -37,7 +37,11 @@ from shardwright.sharding.linearity import Kind, label_values
 from shardwright.sharding.localize import Localized
 from shardwright.sharding.localize.coordinates import coordinate_name, hoist_coordinates
 from shardwright.sharding.partition.partitioned import PartitionedGraph, Slot
-from shardwright.sharding.prepare.phantom_replica import TRACED_SAMPLES, check_partial
+from shardwright.sharding.prepare.phantom_replica import (
+    MIXED_SAMPLES,
+    TRACED_SAMPLES,
+    check_partial,
+)
 
 _TRAINED_ROLES = frozenset(("parameter", "optimizer"))
 
@@ -67,12 +71,16 @@ def split_step(
         )
     step = _Step.of(local)
     if not step.trains:
+        if partial is not None:
+            raise _parts_stay("it has no gradients")
         return step.whole(num_microbatches, [])
     try:
         return _Builder(
             step, num_microbatches, reshard_after_forward, reduce_last, wide, partial
         ).build()
     except CutRefusedError as refused:
+        if partial is not None and num_microbatches == 1:
+            raise _parts_stay(refused.reason, refused.loc) from refused
         return _uncut(step, num_microbatches, refused)
 
 
@@ -457,6 +465,16 @@ _ONE_SAMPLE = "; with one sample in all, tracing loses its dim: use strategy.mic
 def _is_one_sample(info: BufferInfo) -> bool:
     """True for a batch of one sample over all data ranks."""
     return info.role == "batch" and info.global_type.shape[:1] == (1,)
+
+
+def _parts_stay(reason: str, loc: Loc | None = None) -> ShardingError:
+    """One program has no accumulators, which make sums of what a phantom replica left as parts."""
+    return ShardingError(
+        MIXED_SAMPLES,
+        f"a phantom replica requires a step that can be cut at its gradients: {reason}",
+        loc,
+        "use strategy.micro_batch = 2",
+    )
 
 
 def _uncut(step: _Step, num_microbatches: int, refused: CutRefusedError) -> StepPlan:

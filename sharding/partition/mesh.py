@@ -57,7 +57,8 @@ class Mesh:
 
     def without(self, axis: str) -> Mesh:
         """The mesh of the ranks that share a coordinate along `axis`; of one rank, a data axis."""
-        return Mesh(tuple(pair for pair in self.axes if pair[0] != axis) or (("dp_shard", 1),))
+        axes = tuple(pair for pair in self.axes if pair[0] != axis)
+        return Mesh(axes) if axes else ONE_CORE
 
     def with_major(self, axis: str, size: int) -> Mesh:
         """The mesh with one more axis, major to all others."""
@@ -104,6 +105,10 @@ class Mesh:
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes) or "one core"
+
+
+ONE_CORE = Mesh(((SHARD_AXIS, 1),))
+"""What a mesh without axes stands for: the partitioner takes none."""
 
 
 def make_mesh(sizes: Mapping[str, int]) -> Mesh:

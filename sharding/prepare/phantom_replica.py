@@ -1,7 +1,8 @@
 """A phantom replica: one sample per micro-batch on one data rank is traced as two on two ranks.
 
 Traced with one sample, sums over samples may be no operations any more, so that there is nothing to
-cut the step at, and the sample dim is lost in reshapes that a split sequence has to cross. So a
+cut the step at, and the sample dim is lost in reshapes: values that are split by `tp` or along the
+sequence are laid out otherwise around them, with collectives that no strategy predicts. So a
 phantom replica of the only data rank has the second sample until the step is localized; then its
 axis is dropped. What was reduced over it stays a part of the sum: accumulators add parts of
 micro-batches up as they would add their sums, and the mean is taken over pairs of micro-batches.
@@ -18,7 +19,6 @@ from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.ops import AllReduceAttrs, AxisIndexAttrs, ConstantAttrs
 from shardwright.compiler.ir.rewrite import Level, with_regions
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.neff.schedule import STAGE_AXIS
 from shardwright.sharding.cut.gradients import StepView
 from shardwright.sharding.cut.overlap.deferred import hoisted
 from shardwright.sharding.localize import Localized
@@ -37,11 +37,13 @@ MIXED_SAMPLES = "SW_ONE_SAMPLE"
 def needs_phantom(
     mesh: Mesh, settings: StrategySettings, samples: int, num_microbatches: int
 ) -> bool:
-    """True for a step that has to be cut (several micro-batches, or stages) and is asked to be
-    traced with one sample in all. The meshes of strategy manual are the user's.
+    """True for a step that is asked to be traced with one sample in all, and has to be cut (several
+    micro-batches, or stages) or split otherwise than by samples. The meshes of strategy manual are
+    the user's.
     """
-    needs_cut = num_microbatches > 1 or mesh.sizes.get(STAGE_AXIS, 1) > 1
-    return samples == 1 and mesh.size(DATA_AXES) == 1 and needs_cut and settings.name != "manual"
+    needs_samples = num_microbatches > 1 or mesh.num_cores > 1
+    is_alone = samples == 1 and mesh.size(DATA_AXES) == 1
+    return is_alone and needs_samples and settings.name != "manual"
 
 
 def with_phantom(mesh: Mesh) -> Mesh:

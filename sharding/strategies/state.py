@@ -17,6 +17,7 @@ from shardwright.sharding.settings import WEIGHTS
 from shardwright.sharding.strategies.decisions import Decisions
 
 LARGE_REPLICATED_BYTES = 1 << 20
+REPLICATED = "SW_ZERO_REPLICATED"
 """Above this a leaf that stays whole is worth a warning (our choice, not a hardware fact)."""
 
 
@@ -43,7 +44,7 @@ def place_state(step: Decisions, zero: int) -> None:
             2: "gradients and optimizer state",
         }
         step.warn(
-            "SW_ZERO_REPLICATED",
+            REPLICATED,
             f"strategy.zero = {zero} spreads {what.get(zero, 'optimizer state')} over dp_shard, and"
             f" the mesh has dp_replicate={replicas} alone: every rank holds all of it",
             f"name the axis dp_shard: --mesh dp_shard={replicas}, with the other axes as they are",

@@ -304,6 +304,53 @@ def test_one_sample_in_all_and_one_micro_batch() -> None:
     assert worst(errors)[1] <= BOUND
 
 
+@pytest.mark.parametrize(
+    ("make", "axes"),
+    [
+        (PIPELINE_MODELS["gqa"], {"tp": 2}),
+        pytest.param(PIPELINE_MODELS["gqa"], {"cp": 2}, marks=pytest.mark.matrix),
+        pytest.param(PIPELINE_MODELS["bert"], {"tp": 2}, marks=pytest.mark.matrix),
+    ],
+)
+def test_one_sample_in_all_needs_no_other_collectives(make: Make, axes: dict[str, int]) -> None:
+    """Without stages and micro-batches, too: traced with one sample, values that lost their sample
+    dim were gathered and reduced once more, and each time was told as a surprise."""
+    how = distribution("llm-training", **axes)
+    leaf, error = worst(step_errors(make, how, 1, 1))
+    assert error <= BOUND, f"{leaf}: {error:.1e}"
+    alone, two = plan_of(make, how, 1, 1), plan_of(make, how, 1, 2)
+    assert not [found.message for found in alone.findings]
+    assert _traffic(alone) <= _traffic(two)
+
+
+def rows_kept(has_gradients: bool) -> TrainTask:
+    """A step that is one program: a metric of it has the samples of the batch, or it learns
+    nothing."""
+
+    def loss(params: dict, batch: dict) -> jax.Array:
+        return jnp.mean((batch["x"] @ params["w"]) ** 2)
+
+    def step(params: dict, opt_state: dict, batch: dict) -> tuple[dict, dict, dict]:
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        new = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients) if has_gradients else params
+        return new, opt_state, {"loss": value, "row": jnp.mean(batch["x"] @ params["w"], axis=0)}
+
+    return TrainTask(
+        step=step,
+        state=({"w": jax.ShapeDtypeStruct((8, 8), jnp.float32)}, {}),
+        roles={"params": "parameter"},
+        batch=lambda samples: {"x": jax.ShapeDtypeStruct((samples, 8), jnp.float32)},
+    )
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_a_step_of_one_program_has_its_values_from_one_sample(has_gradients: bool) -> None:
+    """It has no accumulators, which make a mean of the parts that a phantom replica leaves."""
+    make = functools.partial(rows_kept, has_gradients)
+    errors = step_errors(make, distribution("generic", tp=2), 1, 1)
+    assert "metrics/row" in errors and worst(errors)[1] <= BOUND
+
+
 def test_samples_that_mix_are_not_told_apart() -> None:
     """A batch norm needs the statistics of the whole micro-batch, with a phantom replica and
     without."""

@@ -50,6 +50,7 @@ from shardwright.sim_cluster.values.result import distance
 from tests.models import flax_decoder, prime_model
 from tests.support.partitioned import partition_here, run_global, run_sharded, traffic_bytes
 from tests.support.road import captured_graph, fsdp
+from tests.support.step_plans import build_plan
 from tests.support.strategy_cells import random_inputs
 from tests.support.whole_runs import run_whole
 
@@ -328,6 +329,12 @@ def test_other_optimizers_work_on_shards(name: str) -> None:
     wanted = evaluate(graph, whole)
     worst = max(distance(g, w) for g, w in zip(run_whole(part, whole), wanted, strict=True))
     assert worst <= 1e-5
+
+
+def test_a_mesh_without_axes_is_one_core() -> None:
+    graph, inputs, outputs = captured("llama-f32-full")
+    plan = build_plan(graph, inputs, outputs, Mesh(()), unit=shardy.answer_request)
+    assert plan.mesh.num_cores == 1 and plan.mesh.axes and not plan.traffic
 
 
 def test_the_answer_round_trips_and_every_value_has_a_spec() -> None:

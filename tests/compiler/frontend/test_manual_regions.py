@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from shardwright.compiler.diagnostics import ImportRuleError
 from shardwright.compiler.frontend.capture import artifact_of, capture
@@ -118,6 +118,18 @@ def check(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str) -> None:
     check(*pair(name, lambda fn: fn))
+
+
+def test_a_mesh_without_axes_is_one_core() -> None:
+    """As `jax.make_mesh((), ())` gives it: the code of a rank is that of the whole value."""
+    fn = jax.shard_map(jnp.sin, mesh=jax.make_mesh((), ()), in_specs=P(), out_specs=P())
+    check(fn, jnp.sin)
+
+
+def test_axes_of_explicit_meshes() -> None:
+    """What a rank computes there is the partitioner's choice as over any other mesh."""
+    mesh = AbstractMesh((1,), ("d",), axis_types=(AxisType.Explicit,))
+    check(jax.shard_map(jnp.sin, mesh=mesh, in_specs=P(), out_specs=P()), jnp.sin)
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n != "claimed to be equal"])
