@@ -628,6 +628,18 @@ def test_a_pipeline_has_its_own_micro_batches(tmp_path: Path) -> None:
     assert (job.strategy.schedule, job.strategy.reshard_after_forward) == ("gpipe", False)
 
 
+def test_degrees_without_a_free_one_are_the_number_of_ranks(tmp_path: Path) -> None:
+    degrees = {"data_parallel_shard_degree": 8, "tensor_parallel_degree": 8}
+    told = "a rank is a core: 2 instances of 32 cores for {} (--instances)"
+    job, found = read("torchtitan", titan(tmp_path, parallelism=degrees))
+    assert (job.cluster.instances, job.mesh.dp_shard, job.mesh.tp) == (2, 8, 8)
+    assert told.format("64 ranks") in found.section()["assumed"]
+    free = degrees | {"data_parallel_replicate_degree": 8, "data_parallel_shard_degree": -1}
+    _, found = read("torchtitan", titan(tmp_path, parallelism=free))
+    sentences = found.section()["assumed"]
+    assert told.format("at least 64, the file does not say") in sentences
+
+
 def test_replicas_alone_are_data_parallel(tmp_path: Path) -> None:
     degrees = {"data_parallel_replicate_degree": 8, "data_parallel_shard_degree": 1}
     job, found = read("torchtitan", titan(tmp_path, parallelism=degrees))

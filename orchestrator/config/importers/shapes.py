@@ -224,6 +224,11 @@ class Ranks:
         shard = max(self.shard, self.ep)
         return self.pp * self.cp * self.tp * shard * max(1, self.replicate)
 
+    @property
+    def is_said(self) -> bool:
+        """Whether the file says how many there are, by a number or by all sizes."""
+        return bool(self.number or (self.shard and self.replicate))
+
 
 def cluster_tables(
     reading: Reading, ranks: Ranks, cores: int, instances: int = 0
@@ -245,7 +250,7 @@ def cluster_tables(
             f"{free} takes the cores that are left: {count * cores} cores for {wanted} ranks"
         )
     mesh = {axis: size or "auto" for axis, size in sizes.items() if size != 1}
-    told = f"{wanted} ranks" if ranks.number else f"at least {wanted}, the file does not say"
+    told = f"{wanted} ranks" if ranks.is_said else f"at least {wanted}, the file does not say"
     if not instances:
         reading.assumed.append(
             f"a rank is a core: {count} {'instance' if count == 1 else 'instances'} of {cores}"
