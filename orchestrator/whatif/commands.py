@@ -121,7 +121,7 @@ def _scale(args: argparse.Namespace) -> int:
         say_json(data)
     else:
         console = terminal.console()
-        scale_screen.show(console, found)
+        scale_screen.show(console, found, host)
         table.show_bought(console, swept)
         scale_screen.show_plot(console, found)
         _tell_rest(swept, written, args.again)

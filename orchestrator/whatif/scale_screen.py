@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Facts, count_text, large_usd_text
 from shardwright.orchestrator.report.tried import FITS, candidate
 from shardwright.orchestrator.terminal import plots, terminal, text_plots
 from shardwright.orchestrator.whatif.rows import FITTED, METRICS, Row
 from shardwright.orchestrator.whatif.scale import (
     QUESTIONS,
+    WEAK,
     Curve,
     by_mode,
     orders,
@@ -54,8 +56,9 @@ def all_rows(found: Sequence[Curve]) -> list[Row]:
     return [row for curve in found for row in curve.rows.values()]
 
 
-def show(console: Console, found: Sequence[Curve]) -> None:
-    """A table per mode, machines side by side, then which is best from where."""
+def show(console: Console, found: Sequence[Curve], base: JobConfig) -> None:
+    """A table per mode, machines side by side, then which is best from where; `base` is the job
+    that grows."""
     for mode, own in by_mode(found).items():
         for table in _tables(console, mode, own):
             console.print(table)
@@ -65,6 +68,8 @@ def show(console: Console, found: Sequence[Curve]) -> None:
     )
     if steps := steps_text(found):
         console.print(Text(steps))
+    if given_up := batch_text(found, base):
+        console.print(Text(given_up))
     for title, lines in (fitted(found) | verdicts(found)).items():
         console.print(Text(title, style="bold"))
         for line in lines:
@@ -82,6 +87,20 @@ def steps_text(found: Sequence[Curve]) -> str:
             ends = dict.fromkeys((min(counts), max(counts)))
             told.append(f"{mode} {' to '.join(f'{count:,}' for count in ends)}")
     return f"tokens per step: {'; '.join(told)}" if told else ""
+
+
+def batch_text(found: Sequence[Curve], base: JobConfig) -> str:
+    """That the batch of the job gives way to that of weak scaling; empty where it has none."""
+    strategy = base.strategy
+    samples, tokens = strategy.global_batch, strategy.global_batch_tokens
+    if WEAK not in by_mode(found) or not (samples or tokens):
+        return ""
+    key = "global_batch_tokens" if tokens else "global_batch"
+    said = f"{samples or tokens:,} {'tokens' if tokens else 'samples'}"
+    return (
+        f"weak: a step has one micro-batch per data-parallel rank; the {said} of the job"
+        f" (strategy.{key}) count under strong alone"
+    )
 
 
 def fitted(found: Sequence[Curve]) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.ir.analysis import invariant_carries, is_light
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
-from shardwright.compiler.ir.facts import splat
+from shardwright.compiler.ir.facts import lookup, splat, takes_at
 from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import (
     AllGatherAttrs,
@@ -332,8 +332,9 @@ def _sum(level: _Level, values: list[Value], like: Op) -> tuple[list[Op], Value]
 
 
 def _gather_before_loop(level: _Level, op: Op) -> list[Op] | None:
-    """What every iteration gathers of a value that the loop does not change is gathered once, in
-    front of it.
+    """What every iteration gathers whole of a value that the loop does not change, and takes a part
+    of, is gathered once, in front of it. What it reads whole stays where it is: all layers of a
+    loop over micro-batches would be whole at once.
     """
     body = op.regions[0]
     users = body.uses()
@@ -343,6 +344,8 @@ def _gather_before_loop(level: _Level, op: Op) -> list[Op] | None:
     for i in invariant_carries(op):
         readers, result = users.get(body.inputs[i], []), op.results[i]
         if not _are_one_gather(readers) or level.users.get(result) or result in level.outputs:
+            continue
+        if not all(_takes_part(user) for one in readers for user in users.get(one.result, ())):
             continue
         whole = level.emit(readers[0], (op.operands[i],), level.specs[readers[0].result])
         made.append(whole)
@@ -357,6 +360,11 @@ def _gather_before_loop(level: _Level, op: Op) -> list[Op] | None:
     inputs, outputs = (tuple(inside.get(v, v) for v in values) for values in ends)
     region = with_ops(body, ops, outputs, inputs)
     return [*made, Op(op.name, tuple(operands), tuple(results), op.attrs, (region,), op.loc)]
+
+
+def _takes_part(op: Op) -> bool:
+    """Whether `op` reads some elements alone, at places that are data."""
+    return takes_at(op) or lookup(op) is not None
 
 
 def _are_one_gather(readers: Sequence[Op]) -> bool:

@@ -31,6 +31,7 @@ from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.config.model_file import model_config
 from shardwright.orchestrator.models import leaves
 from shardwright.orchestrator.models.family_table import architecture_of
+from shardwright.orchestrator.models.presets import SIZED
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.explain_imported import explain
 from shardwright.orchestrator.road import build
@@ -503,6 +504,72 @@ def test_parts_of_a_model_are_its_type(
     resolve_task(job)  # which every key is a part of
 
 
+LLAMA3_8B = {
+    **ROTARY,
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "ffn_hidden_size": 14336,
+    "num_attention_heads": 32,
+    "group_query_attention": True,
+    "num_query_groups": 8,
+    "untie_embeddings_and_output_weights": True,
+    "seq_length": 8192,
+    "vocab_size": 128256,
+    "rotary_base": 500000,
+}
+VOCABULARIES = [
+    (LLAMA3_8B, 1, "llama3-8b", "the model is the preset llama3-8b, which has these sizes"),
+    (LLAMA3_8B, 4, "llama3-8b", "the model is the preset llama3-8b, which has these sizes; its"
+     " vocabulary is 128,256, there 128,512"),
+    (LLAMA3_8B | {"padded_vocab_size": 129024}, 4, "llama3-8b", "the model is the preset"
+     " llama3-8b, which has these sizes; its vocabulary is 128,256, there 129,024"),
+    (LLAMA3_8B, 512, 131_072, "the vocabulary of 128,256 is padded to 131,072"),
+    (LLAMA3_8B | {"vocab_size": 1000}, 4, 1024, "the vocabulary of 1,000 is padded to 1,024"),
+    (LLAMA3_8B | {"vocab_size": 1024}, 4, 1024, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "tp", "model", "told"), VOCABULARIES)
+def test_a_vocabulary_that_is_padded_is_said(
+    arguments: dict[str, Any], tp: int, model: str | int, told: str, tmp_path: Path
+) -> None:
+    """A preset is one without the padding; any other model has it."""
+    more = {"tensor_model_parallel_size": tp}
+    job, found = read("megatron", written(tmp_path, "args.json", json.dumps(arguments | more)))
+    if isinstance(model, str):
+        assert job.model.preset == model
+    else:
+        assert json.loads(job.model.config)["vocab_size"] == model
+    sentences = [s for s in found.section()["assumed"] if "vocabulary" in s or "preset" in s]
+    assert sentences == ([told] if told else [])
+
+
+def test_a_gpt_of_a_preset_has_the_vocabulary_of_that(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.txt", f"{SIZES} --vocab-size 50257")
+    job, found = read("megatron", path, "--tokens", "1")
+    assert job.model.preset == "gpt3-350m"
+    own = SIZED["gpt3-350m"][1]["vocab"]
+    told = "" if own == 50304 else f"; its vocabulary is {own:,}, there 50,304"
+    sentence = f"the model is the preset gpt3-350m, which has these sizes{told}"
+    assert sentence in found.section()["assumed"]
+
+
+def test_what_megatron_drops_unless_it_is_told(tmp_path: Path) -> None:
+    """0.1 of both, which the file need not say."""
+    told = "default of megatron: {} 0.1: nothing is dropped, so no masks are drawn"
+    both = [told.format("attention_dropout"), told.format("hidden_dropout")]
+
+    def dropped(more: str) -> list[str]:
+        _, found = read("megatron", written(tmp_path, "a.txt", f"{SIZES} {more}"))
+        return [s for s in found.section()["assumed"] if "dropped" in s]
+
+    assert dropped("") == both
+    assert dropped("--attention-dropout 0.0") == both[1:]
+    assert dropped("--attention-dropout 0.0 --hidden-dropout 0.2") == [
+        "hidden_dropout 0.2: nothing is dropped, so no masks are drawn"
+    ]
+
+
 @pytest.mark.parametrize(("flavor", "params"), [("0.6B", 596_049_920), ("30B-A3B", 30_532_122_624)])
 def test_flavors_of_qwen3_have_the_published_sizes(
     flavor: str, params: int, tmp_path: Path
@@ -559,6 +626,18 @@ def test_a_pipeline_has_its_own_micro_batches(tmp_path: Path) -> None:
     job, _ = read("torchtitan", path)
     assert (job.strategy.micro_batch, job.strategy.global_batch) == (1, 64)
     assert (job.strategy.schedule, job.strategy.reshard_after_forward) == ("gpipe", False)
+
+
+def test_degrees_without_a_free_one_are_the_number_of_ranks(tmp_path: Path) -> None:
+    degrees = {"data_parallel_shard_degree": 8, "tensor_parallel_degree": 8}
+    told = "a rank is a core: 2 instances of 32 cores for {} (--instances)"
+    job, found = read("torchtitan", titan(tmp_path, parallelism=degrees))
+    assert (job.cluster.instances, job.mesh.dp_shard, job.mesh.tp) == (2, 8, 8)
+    assert told.format("64 ranks") in found.section()["assumed"]
+    free = degrees | {"data_parallel_replicate_degree": 8, "data_parallel_shard_degree": -1}
+    _, found = read("torchtitan", titan(tmp_path, parallelism=free))
+    sentences = found.section()["assumed"]
+    assert told.format("at least 64, the file does not say") in sentences
 
 
 def test_replicas_alone_are_data_parallel(tmp_path: Path) -> None:

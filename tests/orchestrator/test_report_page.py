@@ -167,6 +167,20 @@ def test_page_and_screen_say_the_same_of_what_was_tried(report: dict[str, Any]) 
     assert [(name, f"{change}: {effect}") for name, change, effect in rows] == [*whats_next(told)]
 
 
+def test_what_was_imported_is_at_the_top_of_a_page(report: dict[str, Any]) -> None:
+    """With a link, as on the screen, and the counts of it."""
+    none: dict[str, Any] = {"read": [], "without": [], "unknown": []}
+    section = {"project": "nxdt", "file": "b/a.yaml", "assumed": ["a rank is a core"], **none}
+    found = Page(report_page({**report, "imported": section}))
+    ids = [e.attrs["id"] for e in found.all("section")]
+    links = [e.attrs["href"][1:] for nav in found.all("nav") for e in nav.find("a")]
+    assert found.problems == [] and ids[:2] == links[:2] == ["imported", "summary"]
+    told = "From nxdt a.yaml: 0 fields read, 0 without counterpart, 0 unknown."
+    assert [e.text for e in found.all("p") if e.text == told]
+    links = [e.text for nav in Page(report_page(report)).all("nav") for e in nav.find("a")]
+    assert links[0] == "Summary"
+
+
 def test_sentences_begin_with_a_capital(report: dict[str, Any]) -> None:
     """Also where a text of the screen, which follows a word there, is a sentence of its own."""
     pieces = re.findall(r"<caption[^>]*>(.*?)</caption>|<p[^>]*>(.*?)</p>", report_page(report))

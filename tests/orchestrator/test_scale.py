@@ -30,7 +30,7 @@ from shardwright.orchestrator.whatif.scale import (
     points,
     verdicts,
 )
-from shardwright.orchestrator.whatif.scale_screen import show, show_plot, steps_text
+from shardwright.orchestrator.whatif.scale_screen import batch_text, show, show_plot, steps_text
 from shardwright.sharding.settings import AUTO
 from tests.support.small_job import write_job
 
@@ -160,7 +160,7 @@ def test_no_figure_of_a_wide_study_is_cut_short(capsys: pytest.CaptureFixture[st
     rows = [
         row(f"trn{i}.48xlarge", n, 1.23e7 * n, 0.000123 * i) for i in (1, 2, 3) for n in (1, 64)
     ]
-    show(Console(width=80), curves(rows))
+    show(Console(width=80), curves(rows), JobConfig())
     shown = capsys.readouterr().out
     assert "…" not in shown and all(len(line) <= 80 for line in shown.splitlines())
     assert all(shown.count(cost) == 2 for cost in ("0.000123", "0.000246", "0.000369"))
@@ -172,10 +172,30 @@ def test_the_tokens_of_a_step_are_told_by_mode(capsys: pytest.CaptureFixture[str
     weak, refused = [row("a", n, 1.0, 1.0) for n in (1, 4)], row("b", 8, 0.0, None, REFUSED)
     strong = [row("a", 2, 1.0, 1.0)]
     strong[0].values["mode"] = "strong"
-    show(Console(width=80), curves([*weak, *strong]))
+    show(Console(width=80), curves([*weak, *strong]), JobConfig())
     assert "\ntokens per step: weak 4,096 to 16,384; strong 8,192\n" in capsys.readouterr().out
     assert steps_text(curves([*weak, refused])) == "tokens per step: weak 4,096 to 16,384"
     assert steps_text(curves([refused])) == ""
+
+
+def test_the_batch_of_a_job_gives_way_under_weak_scaling(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    weak, strong = row("a", 1, 1.0, 1.0), row("a", 2, 1.0, 1.0)
+    strong.values["mode"] = "strong"
+    given = JobConfig().but({"strategy.global_batch": 1024})
+    told = (
+        "weak: a step has one micro-batch per data-parallel rank; the 1,024 samples of the job"
+        " (strategy.global_batch) count under strong alone"
+    )
+    assert batch_text(curves([weak, strong]), given) == told
+    show(Console(width=200), curves([weak, strong]), given)
+    assert f"\n{told}\n" in capsys.readouterr().out
+    tokens = JobConfig().but({"strategy.global_batch_tokens": 4096})
+    assert "the 4,096 tokens of the job (strategy.global_batch_tokens)" in batch_text(
+        curves([weak]), tokens
+    )
+    assert batch_text(curves([strong]), given) == batch_text(curves([weak]), JobConfig()) == ""
 
 
 def test_curves_side_by_side_can_be_told_apart() -> None:

@@ -266,9 +266,12 @@ def test_loop_bodies_are_rewritten_too() -> None:
     assert names(after) == [("reduce_scatter", (B,)), ("all_reduce", (A,))]
 
 
-def gathering_loop(reads_shard: bool = False, result_is_read: bool = False) -> PartitionedGraph:
-    """Three steps that multiply by a weight of which every core has a part, gathered twice in each;
-    the shard may be read besides, in the loop or what the loop hands on of it.
+def gathering_loop(
+    reads_shard: bool = False, result_is_read: bool = False, reads_whole: bool = False
+) -> PartitionedGraph:
+    """Three steps that multiply by rows of a weight of which every core has a part, gathered twice
+    in each; the shard may be read besides, in the loop or what the loop hands on of it, and the
+    weight whole.
     """
     b = Sketch()
     weight, x = b.at(b.input((8, 8)), (B,), ()), b.input((4, 8))
@@ -277,7 +280,10 @@ def gathering_loop(reads_shard: bool = False, result_is_read: bool = False) -> P
         held, given = carries
         b.at(held, (B,), ())
         whole, again = inner.all_gather(held, 0, [B]), inner.all_gather(held, 0, [B])
-        made = inner.dot(inner.dot(given, whole, ((1,), (0,))), again, ((1,), (0,)))
+        first, second = (inner.dynamic_slice(w, [index, index], (4, 8)) for w in (whole, again))
+        made = inner.multiply(inner.multiply(given, first), second)
+        if reads_whole:
+            made = inner.dot(made, whole, ((1,), (0,)))
         if reads_shard:
             doubled = b.at(inner.add(held, held), (B,), ())
             made = inner.add(made, inner.slice(inner.all_gather(doubled, 0, [B]), (0, 0), (4, 8)))
@@ -295,8 +301,8 @@ def test_what_a_loop_gathers_alike_is_gathered_in_front_of_it() -> None:
     assert names(after) == [("all_gather", (B,))]
 
 
-@pytest.mark.parametrize("besides", ["reads_shard", "result_is_read"])
-def test_a_shard_that_is_also_read_is_gathered_inside(besides: str) -> None:
+@pytest.mark.parametrize("besides", ["reads_shard", "result_is_read", "reads_whole"])
+def test_what_else_is_read_keeps_the_gather_inside(besides: str) -> None:
     before = gathering_loop(**{besides: True})
     after = check(before)
     assert names(after) == names(before)

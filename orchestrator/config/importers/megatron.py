@@ -43,7 +43,9 @@ _ABSENT = only(False, says="it is not built from these arguments", hint=_OWN)
 _FLOAT8 = instead(
     assumes="{name} {value}: products are computed in bfloat16, not in a type of 8 bits"
 )
-_DROPPED = instead(0, assumes="{name} {value}: nothing is dropped, so no masks are drawn")
+_DROPPED = instead(
+    0, assumes="{name} {value}: nothing is dropped, so no masks are drawn", default=0.1
+)
 _LATENT = nothing("of the model's latent attention, which its own flag asks for")
 
 
@@ -345,7 +347,7 @@ def _model(reading: Reading) -> dict[str, Any]:
     sizes = {name: _size(reading, name) for name in ("layers", "hidden", "heads")}
     for name in ("ffn", "head_dim", "positions", "rope_theta", "eps"):
         sizes[name] = reading.get(name)
-    sizes["vocab"] = _vocab(reading)
+    sizes["vocab"] = reading.get("vocab")
     is_rotary = reading.get("is_rotary") or reading.get("positions_kind") == "rope"
     if not is_rotary and not reading.get("is_gated"):
         return _gpt(reading, sizes)
@@ -382,7 +384,7 @@ def _gpt(reading: Reading, sizes: dict[str, Any]) -> dict[str, Any]:
         width = f"--kv-channels {sizes['hidden'] // sizes['heads']}, the width over the heads"
         raise reading.refuse("head_dim", width, f"{sizes['head_dim']}", _OWN)
     sizes["ffn"] = sizes["ffn"] or 4 * sizes["hidden"]
-    return model_tables(reading, "gpt", sizes)
+    return model_tables(reading, "gpt", sizes, _padded(reading))
 
 
 def _llama(reading: Reading, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -400,7 +402,7 @@ def _llama(reading: Reading, sizes: dict[str, Any]) -> dict[str, Any]:
     if sizes["experts"]:
         wide, chosen = sizes["expert_ffn"] or ffn, sizes["chosen"] or _CHOSEN
         sizes |= {"expert_ffn": wide, "chosen": chosen}
-    return model_tables(reading, "llama", {**sizes, "ffn": ffn})
+    return model_tables(reading, "llama", {**sizes, "ffn": ffn}, _padded(reading))
 
 
 _CHOSEN = 2
@@ -415,14 +417,12 @@ def _experts(reading: Reading) -> int:
     return int(reading.get("mesh.ep", 1))
 
 
-def _vocab(reading: Reading) -> int | None:
-    """The size of the vocabulary as they pad it."""
+def _padded(reading: Reading) -> int:
+    """The size of the vocabulary as they pad it, 0 where the file has none."""
     if padded := reading.get("padded_vocab"):
         return int(padded)
-    if not (size := reading.get("vocab")):
-        return None
     multiple: int = reading.get("vocab_multiple") * reading.get("mesh.tp")
-    return -(-int(size) // multiple) * multiple
+    return -(-int(reading.get("vocab", 0)) // multiple) * multiple
 
 
 def _dtype(reading: Reading) -> str:

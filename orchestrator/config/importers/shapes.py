@@ -86,17 +86,27 @@ _SHAPE = (
 """Facts that tell models apart; the vocabulary is often the tokenizer's to know."""
 
 
-def model_tables(reading: Reading, family: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+def model_tables(
+    reading: Reading, family: str, sizes: Mapping[str, Any], padded: int = 0
+) -> dict[str, Any]:
     """The keys of `[model]` for a model of these sizes, of the family `llama` (the type of `KINDS`
-    that has what it has) or `gpt`: a preset that has them, else its `config.json` as text. Raises
+    that has what it has) or `gpt`: a preset that has them, else its `config.json` as text.
+
+    Where a vocabulary is `padded` so that `mesh.tp` divides it, the model is a preset without that
+    if `mesh.tp` divides the preset's own; otherwise it has the padded one; both are said. Raises
     UsageError where the vocabulary is nowhere, and for parts that no type has together."""
     known = {name: value for name, value in sizes.items() if value is not None}
     kind = "gpt2" if family == "gpt" else _kind_of(reading, known)
     row = Kind(names=_GPT) if kind == "gpt2" else KINDS[kind]
     known = {name: value for name, value in known.items() if name in row.names}
+    if "vocab" not in known and padded:
+        known["vocab"] = padded
     if preset := _preset_of(reading, kind, known):
-        reading.assumed.append(_about_preset(preset, known))
-        return {"preset": preset}
+        own = _published(kind)[preset]["vocab"]
+        there = padded or known.get("vocab", own)
+        if kind == "gpt2" or there == own or own % reading.get("mesh.tp", 1) == 0:
+            reading.assumed.append(_about_preset(preset, known, own, there))
+            return {"preset": preset}
     needed = ("layers", "hidden", "expert_ffn" if known.get("experts") else "ffn", "heads")
     missing = [name for name in needed if name not in known]
     if missing:
@@ -113,6 +123,9 @@ def model_tables(reading: Reading, family: str, sizes: Mapping[str, Any]) -> dic
             "none: the tokenizer has it",
             "give the size in the file, or the model: --model config.json",
         )
+    if padded and padded != known["vocab"]:
+        reading.assumed.append(f"the vocabulary of {known['vocab']:,} is padded to {padded:,}")
+        known["vocab"] = padded
     length = reading.get("model.seq_len", 1)
     known["positions"] = max(known.get("positions", length), length)
     config = {row.names[fact]: value for fact, value in known.items()}
@@ -184,8 +197,11 @@ LLAMA_BASE = 10000.0
 """Of rotary positions where a config does not say it (transformers, `LlamaConfig`)."""
 
 
-def _about_preset(preset: str, known: Mapping[str, Any]) -> str:
+def _about_preset(preset: str, known: Mapping[str, Any], own: int, there: int) -> str:
+    """That a model is a preset with a vocabulary of its `own`, which is another one `there`."""
     vocab = "" if "vocab" in known else ", and its vocabulary, which the file does not say"
+    if own != there:
+        vocab = f"; its vocabulary is {own:,}, there {there:,}"
     return f"the model is the preset {preset}, which has these sizes{vocab}"
 
 
@@ -208,6 +224,11 @@ class Ranks:
         shard = max(self.shard, self.ep)
         return self.pp * self.cp * self.tp * shard * max(1, self.replicate)
 
+    @property
+    def is_said(self) -> bool:
+        """Whether the file says how many there are, by a number or by all sizes."""
+        return bool(self.number or (self.shard and self.replicate))
+
 
 def cluster_tables(
     reading: Reading, ranks: Ranks, cores: int, instances: int = 0
@@ -229,7 +250,7 @@ def cluster_tables(
             f"{free} takes the cores that are left: {count * cores} cores for {wanted} ranks"
         )
     mesh = {axis: size or "auto" for axis, size in sizes.items() if size != 1}
-    told = f"{wanted} ranks" if ranks.number else f"at least {wanted}, the file does not say"
+    told = f"{wanted} ranks" if ranks.is_said else f"at least {wanted}, the file does not say"
     if not instances:
         reading.assumed.append(
             f"a rank is a core: {count} {'instance' if count == 1 else 'instances'} of {cores}"

@@ -63,9 +63,10 @@ def only(*plain: Any, says: str, hint: str) -> Row:
     return Row(plain=(None, *plain), says=says, hint=hint)
 
 
-def instead(*plain: Any, assumes: str) -> Row:
-    """A field in whose place, unless it has a plain value, something else is computed."""
-    return Row(plain=(None, *plain), assumes=assumes)
+def instead(*plain: Any, assumes: str, default: Any = _NOT_SAID) -> Row:
+    """A field in whose place, unless it has a plain value, something else is computed; a `default`
+    is what the project takes where the file does not have it."""
+    return Row(plain=(None, *plain), assumes=assumes, default=default)
 
 
 def whole(low: int = 0, high: int = LARGEST) -> Kind:
@@ -193,7 +194,7 @@ def read(path: Path, fields: Fields, table: Table, project: str) -> Reading:
     if branches := [f for f in fields.values() if f.is_conditional and _counts(table, f.name)]:
         names = ", ".join(f"{f.name} (line {f.line})" for f in branches)
         reading.assumed.append(f"conditions of the script are true: {names}")
-    return _with_defaults(reading, table, project)
+    return _with_defaults(reading, table, project, fields)
 
 
 def _counts(table: Table, name: str) -> bool:
@@ -286,10 +287,13 @@ def _next_step(one: Field) -> str:
     return "write a value that this setting can have here (docs/from.md)"
 
 
-def _with_defaults(reading: Reading, table: Table, project: str) -> Reading:
+def _with_defaults(reading: Reading, table: Table, project: str, fields: Fields) -> Reading:
     """The reading, with the project's defaults where the file says nothing, and that they are."""
     told = []
     for name, row in table.items():
+        if row.assumes and row.default is not _NOT_SAID and name not in fields:
+            name_told = f"default of {project}: {name}"
+            reading.assumed.append(row.assumes.format(name=name_told, value=row.default))
         if row.ours and row.default is not _NOT_SAID and row.ours not in reading.found:
             assert row.kind
             reading.found[row.ours] = row.kind(row.default)

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.model import OF_TRAINING
-from shardwright.orchestrator.report import goal, text
+from shardwright.orchestrator.report import goal, sections, text
 from shardwright.orchestrator.report.explain_imported import field_rows
 from shardwright.orchestrator.report.inference import result_text, scalar, tokens_text
 from shardwright.orchestrator.report.page import charts, words
@@ -81,7 +81,7 @@ def report_page(report: Report) -> str:
             stored=_stored(report["provenance"]),
             verdicts=verdicts(report),
             settings=_settings(report),
-            imported=field_rows(report["imported"]) if "imported" in report else [],
+            imported=_imported(report),
         )
     )
 
@@ -124,6 +124,14 @@ def _stored(provenance: Facts) -> list[tuple[str, str]]:
         return []
     when = datetime.fromtimestamp(stored_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return [("stored", when), ("ask anew", provenance.get("again", AGAIN))]
+
+
+def _imported(report: Report) -> Facts:
+    """What became of another project's file, in a sentence and as rows; nothing without one."""
+    if "imported" not in report:
+        return {}
+    told = dict(sections.imported(report))["from"]
+    return {"told": told, "rows": field_rows(report["imported"])}
 
 
 def _goal(report: Report) -> Facts:
