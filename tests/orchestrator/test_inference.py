@@ -14,7 +14,7 @@ from shardwright.compiler.frontend.leaves import named_leaves
 from shardwright.compiler.frontend.state import state_tree
 from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.machine.target import load_target
-from shardwright.orchestrator.changes.rules import ideas
+from shardwright.orchestrator.changes.rules import ideas, saving
 from shardwright.orchestrator.changes.situation import situation_of
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import load
@@ -282,3 +282,18 @@ def test_what_is_worth_trying_changes_who_shares_the_weights() -> None:
     assert {"strategy.global_batch": 6} in found
     keys = {key for one in found for key in one}
     assert not keys & {"strategy.remat", "strategy.zero", "strategy.micro_batch"}
+
+
+def test_what_saves_memory_is_said_once() -> None:
+    """Half of two copies given to `tp` and one copy on all cores are one change."""
+    job = load(
+        None, ["model.preset=llama3-8b", "model.mode=decode", "cluster.target=inf2.48xlarge"]
+    )
+    report = {
+        "mesh": {"dp_replicate": 2, "tp": 12},
+        "batch": {"global_batch": 2, "num_microbatches": 1},
+        "graph": {"product_types": {"bf16": 1.0}, "ops": {}},
+    }
+    found = [idea.keys for idea in saving(situation_of(job, report))]
+    assert {"mesh.tp": 24, "mesh.dp_replicate": 1}.items() <= found[0].items()
+    assert all(keys not in found[:n] for n, keys in enumerate(found))
