@@ -8,7 +8,7 @@ compare; where one cannot, rates do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -59,13 +59,19 @@ def ideas(now: Situation, report: Report) -> Ideas:
     in the order of the table, and other machines at last."""
     kinds = _by_gain(now, report) if report["memory"]["fits"] else [CAPACITY]
     cures = CURES if refusals(report) else ()
-    seen: list[Keys] = []
     worth = (WORTH, MACHINES) if now.trains else (SERVED,)
-    for rule in (*cures, *(rule for table in worth for rule in _rules(table, kinds))):
-        for idea in rule(now):
-            if idea.keys not in seen and is_open(idea, now) and may_fit(idea, report["memory"]):
-                seen.append(idea.keys)
-                yield idea
+    rules = (*cures, *(rule for table in worth for rule in _rules(table, kinds)))
+    found = (idea for rule in rules for idea in rule(now))
+    return _distinct(i for i in found if is_open(i, now) and may_fit(i, report["memory"]))
+
+
+def _distinct(found: Iterable[Idea]) -> Ideas:
+    """Without what an earlier idea changes too: two rules may come to one mesh."""
+    seen: list[Keys] = []
+    for idea in found:
+        if idea.keys not in seen:
+            seen.append(idea.keys)
+            yield idea
 
 
 def _rules(table: Rules, kinds: Sequence[str]) -> list[Rule]:
@@ -84,7 +90,8 @@ def _by_gain(now: Situation, report: Report) -> list[str]:
 def saving(now: Situation) -> Ideas:
     """What may save memory."""
     worth = WORTH if now.trains else SERVED
-    return (idea for rule in worth[CAPACITY] for idea in rule(now) if is_open(idea, now))
+    found = (idea for rule in worth[CAPACITY] for idea in rule(now))
+    return _distinct(idea for idea in found if is_open(idea, now))
 
 
 def is_open(idea: Idea, now: Situation) -> bool:

@@ -30,8 +30,10 @@ from shardwright.orchestrator.report.text import (
     Report,
     count_text,
     counted,
+    last_digit,
     mesh_text,
     micro_batches_text,
+    parameters_text,
     place_text,
     rate_text,
     seconds_text,
@@ -130,10 +132,8 @@ def job(report: Report) -> Said:
     samples = "1 sample" if batch["global_batch"] == 1 else f"{batch['global_batch']:,} samples"
     products = f" in {name}" if (name := products_text(report)) else ""
     step = f"step of {samples}{tokens}, {micro_batches_text(batch['num_microbatches'])}"
-    trained = graph.get("trained", graph["params"])  # older reports do not say it
-    frozen = f", {count_text(trained).rstrip()} trained," if trained != graph["params"] else ""
     text = (
-        f"{count_text(graph['params']).rstrip()} parameters{frozen} on {report['cores']:,} cores"
+        f"{parameters_text(graph)} on {report['cores']:,} cores"
         f" ({cluster['instances']} x {cluster['target']}),"
         f" {count_text(graph['flops_per_step'])}FLOP{products} per"
         f" {step_text(report['inference']) if 'inference' in report else step}"
@@ -271,7 +271,8 @@ def streams(report: Report) -> Said:
 
 
 def memory(report: Report) -> Said:
-    """The verdict, and what a core holds against its limit."""
+    """The verdict, and what a core holds against its limit: every category that has a cell, or
+    without which the others would not come to the digits of the peak."""
     section = report["memory"]
     limit, peak = section["limit_bytes"], section["peak_bytes"]
     verdict = "[green]fits[/]"
@@ -280,7 +281,8 @@ def memory(report: Report) -> Said:
     text = (
         f"{verdict}: {size_text(peak)} of {size_text(limit)} per core, {share_text(peak / limit)}"
     )
-    parts = {n: size for n, size in section["categories"].items() if size >= _SHOWN * peak}
+    least = min(_SHOWN * peak, last_digit(peak))
+    parts = {n: size for n, size in section["categories"].items() if size >= least}
     sizes = {name: size_text(size) for name, size in parts.items()}
     yield "memory", Text.from_markup(text)
     yield "", partial(bar_to_limit, parts, limit)

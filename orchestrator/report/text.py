@@ -39,12 +39,29 @@ def counted(report: Report) -> str:
     return "token" if is_text else "sample"
 
 
+_UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+
+
 def size_text(num_bytes: float) -> str:
     """Bytes in binary units."""
-    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+    for size, unit in _UNITS:
         if num_bytes >= size:
             return f"{num_bytes / size:.2f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def last_digit(num_bytes: float) -> float:
+    """What the last digit of `size_text` counts, in bytes."""
+    return next((0.01 * size for size, _ in _UNITS if num_bytes >= size), 1.0)
+
+
+def parameters_text(graph: Facts) -> str:
+    """How many parameters a model has, and how many of them are trained where some are frozen."""
+    trained = graph.get("trained", graph["params"])  # older reports do not say it
+    text = f"{count_text(graph['params']).rstrip()} parameters"
+    return (
+        text if trained == graph["params"] else f"{text} ({count_text(trained).rstrip()} trained)"
+    )
 
 
 def seconds_text(seconds: float) -> str:

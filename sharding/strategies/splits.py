@@ -140,10 +140,12 @@ def _taken(family: Class, classes: Sequence[Class], indices: IndexClasses, share
 
 
 def _warn_of_uneven(step: Decisions, axis: str, weights: Sequence[Value]) -> None:
-    """A warning per weight that `axis` splits less than it could, had an index another size."""
+    """A warning per weight that `axis` splits less than it could, had an index another size. One
+    that some op cuts is whole whatever its size."""
     atoms = step.mesh.atoms(axis)
     ways = step.mesh.size(atoms)
-    smallest = _smallest(step, _candidates(step))
+    splittable = _candidates(step) - broken(step.graph, step.layout.indices)
+    smallest = _smallest(step, splittable)
     for slot, value in step.slots(*WEIGHT_ROLES) if ways > 1 else ():
         used = step.mesh.size([a for a in step.layout.of(value).axes if a in atoms])
         families = step.layout.indices.families(value) if value in weights and used < ways else ()

@@ -14,7 +14,7 @@ from shardwright.compiler.frontend.leaves import named_leaves
 from shardwright.compiler.frontend.state import state_tree
 from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.machine.target import load_target
-from shardwright.orchestrator.changes.rules import ideas
+from shardwright.orchestrator.changes.rules import ideas, saving
 from shardwright.orchestrator.changes.situation import situation_of
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.config.config import load
@@ -282,3 +282,35 @@ def test_what_is_worth_trying_changes_who_shares_the_weights() -> None:
     assert {"strategy.global_batch": 6} in found
     keys = {key for one in found for key in one}
     assert not keys & {"strategy.remat", "strategy.zero", "strategy.micro_batch"}
+
+
+def test_a_table_of_positions_has_no_advice_that_would_not_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A row of 32 is cut out by a step: it is whole under `tp` of 6, and of 4 too."""
+    sizes = {"vocab_size": 50, "n_embd": 48, "n_head": 12, "n_layer": 2, "n_positions": 32}
+    sizes |= dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0)
+    text = json.dumps({"model_type": "gpt2", **sizes})
+    words = ("--set", f"model.config={text}", "--mode", "decode", "--target", "inf2.48xlarge")
+    words += ("--global-batch", "24", "--explain", "sharding")
+    for tensor in (6, 4):
+        mesh = f"dp_replicate={24 // tensor},tp={tensor}"
+        report = planned(capsys, *words, "--mesh", mesh)
+        assert [one["code"] for one in report["findings"]] == ["SW_TENSOR_PADDED"]
+        layouts = {row["name"]: row["layout"] for row in report["sharding"]["tensors"]}
+        assert layouts["params/positions"] == "[-, -]" and layouts["params/embed"] == "[tp, -]"
+
+
+def test_what_saves_memory_is_said_once() -> None:
+    """Half of two copies given to `tp` and one copy on all cores are one change."""
+    job = load(
+        None, ["model.preset=llama3-8b", "model.mode=decode", "cluster.target=inf2.48xlarge"]
+    )
+    report = {
+        "mesh": {"dp_replicate": 2, "tp": 12},
+        "batch": {"global_batch": 2, "num_microbatches": 1},
+        "graph": {"product_types": {"bf16": 1.0}, "ops": {}},
+    }
+    found = [idea.keys for idea in saving(situation_of(job, report))]
+    assert {"mesh.tp": 24, "mesh.dp_replicate": 1}.items() <= found[0].items()
+    assert all(keys not in found[:n] for n, keys in enumerate(found))

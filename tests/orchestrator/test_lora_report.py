@@ -16,8 +16,11 @@ from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.ir.opdef import OPS
 from shardwright.compiler.ir.traits import CONTRACTIONS
 from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.hidden import levels
+from shardwright.orchestrator.report.page.page import report_page
 from shardwright.orchestrator.report.rates import FORWARD, passes_of
+from shardwright.orchestrator.report.text import KIB, MIB, count_text
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from tests.support.cells import long_in_matrix
@@ -57,6 +60,28 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_parameters_are_those_of_the_model_and_its_adapters(report: dict[str, Any]) -> None:
     assert report["graph"]["params"] == FROZEN + OTHERS + TRAINED
     assert report["graph"]["trained"] == TRAINED
+    every = count_text(FROZEN + OTHERS + TRAINED).strip()
+    told = f"{every} parameters ({TRAINED / 1e3:.3g} k trained)"
+    (job,) = [text for name, text in sections.job(report) if name == "job"]
+    assert job.startswith(f"{told} on 2 cores") and told in report_page(report)
+
+
+def test_the_legend_of_the_memory_comes_to_the_digits_of_the_peak(report: dict[str, Any]) -> None:
+    """Adapters of a large model: a core holds 512 MiB, of which 160 KiB are what is trained."""
+    sizes = {"parameters": 160 * KIB, "frozen": 400 * MIB, "gradients": 160 * KIB, "other": 100}
+    sizes["activations"] = 512 * MIB - sum(sizes.values())
+    memory = report["memory"] | {"peak_bytes": 512 * MIB, "categories": sizes}
+    *_, (_, legend) = sections.memory(report | {"memory": memory})
+    shown = {str(entry).split()[1]: float(str(entry).split()[2]) for entry in legend}
+    units = {str(entry).split()[1]: str(entry).split()[3] for entry in legend}
+    assert units == {
+        "parameters": "KiB",
+        "frozen": "MiB",
+        "gradients": "KiB",
+        "activations": "MiB",
+    }
+    total = sum(n / 1024 if units[name] == "KiB" else n for name, n in shown.items())
+    assert total == pytest.approx(512, abs=0.01)
 
 
 def test_memory_has_frozen_weights_apart(report: dict[str, Any]) -> None:

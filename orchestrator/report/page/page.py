@@ -198,6 +198,7 @@ def _environment() -> Environment:
         "seconds": text.seconds_text,
         "ps": words.ps_text,
         "count": text.count_text,
+        "parameters": text.parameters_text,
         "counted": text.counted,
         "flops": words.flops_text,
         "dollars": words.dollars,
