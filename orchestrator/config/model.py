@@ -71,7 +71,6 @@ def _served(job: JobConfig) -> TrainTask:
         "sequences": layout.global_batch,
         "context": model.seq_len,
         "dtype": _DTYPES[compute_type(job)],
-        "experts_apart": job.mesh.ep > 1,
     }
     if model.preset:
         return served_preset(model.preset, **asked)
@@ -245,13 +244,19 @@ def _options(job: JobConfig) -> dict[str, Any]:
     return {
         "lora": _lora(job),
         "capacity_factor": model.capacity_factor,
-        "experts_apart": job.mesh.ep > 1,
+        "seats_for_all": _has_seats(job),
         "dtype": _DTYPES[compute_type(job)],
         "optimizer": model.optimizer,
         "clip": model.clip,
         "lr": model.learning_rate,
         "remat": job.strategy.remat,
     }
+
+
+def _has_seats(job: JobConfig) -> bool:
+    """Whether experts that drop no row have a seat for each: where cores exchange rows, and where a
+    core has several samples, whose blocks would each copy the matrices of their expert."""
+    return job.mesh.ep > 1 or job.strategy.smallest_micro_batch > 1
 
 
 def _lora(job: JobConfig) -> Lora | None:
@@ -279,7 +284,7 @@ def model_key(job: JobConfig) -> Hashable:
     # A step with a cache is one of as many sequences, which a mesh may decide.
     batch = (job.strategy, job.mesh, job.cluster) if mode_of(job) is not Mode.TRAIN else ()
     mesh = job.mesh.tp if job.model.recipe else 0
-    return job.model, *settings, mesh, job.mesh.ep > 1, batch, job.base, files
+    return job.model, *settings, mesh, _has_seats(job), batch, job.base, files
 
 
 def source_files(job: JobConfig) -> Iterable[Path]:

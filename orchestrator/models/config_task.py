@@ -29,17 +29,17 @@ def train_task(
     name: str = "model",
     lora: Lora | None = None,
     capacity_factor: float = 0.0,
-    experts_apart: bool = False,
+    seats_for_all: bool = False,
 ) -> TrainTask:
     """The training step of a config on byte-level text; `seq_len` 0: `usual_length`;
-    `capacity_factor` 0: experts drop no row, also where they lie on cores of their own (`apart`).
+    `capacity_factor` 0: experts drop no row; with `seats_for_all`, each has a seat in every expert.
 
     Raises: UsageError for a config that is not built here, an unknown type, optimizer or remat, a
     sequence longer than the config allows, and for none where it does not say how long one is, for
     a capacity of experts where there are none.
     """
     model = config if isinstance(config, Architecture) else architecture_of(config)
-    if capacity_factor or experts_apart:
+    if capacity_factor or seats_for_all:
         seated = model.with_experts(lambda part: part.seated(capacity_factor))
         if capacity_factor and seated == model:
             raise config_file.without_experts(name)

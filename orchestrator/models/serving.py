@@ -1,4 +1,7 @@
-"""Inference tasks of presets and configs: which models decode, and at what sizes."""
+"""Inference tasks of presets and configs: which models decode, and at what sizes.
+
+Rows have seats in all experts: a core has several sequences, whose rows read each matrix once.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,7 @@ _GPT2_KEYS = {
 _WITHOUT_DROPOUT = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
 
 
-def served_preset(
-    name: str, *, context: int, experts_apart: bool = False, **asked: Any
-) -> TrainTask:
+def served_preset(name: str, *, context: int, **asked: Any) -> TrainTask:
     """The inference task of a preset; context 0: all of its positions, a longer one has as many.
     Raises UsageError for what is no decoder, which has nothing to cache."""
     config, most = preset_config(name), "max_position_embeddings"
@@ -43,22 +44,18 @@ def served_preset(
             hint="shardwright compile times its forward pass, lowered to HLO",
         )
     config[most] = max(config[most], context)
-    model = architecture_of(config)
-    model = model.with_experts(Experts.seated) if experts_apart else model
+    model = architecture_of(config).with_experts(Experts.seated)
     return serving_task(model, Serving(context=context or model.positions, name=name, **asked))
 
 
-def served_config(
-    config: Config, *, context: int, experts_apart: bool = False, **asked: Any
-) -> TrainTask:
+def served_config(config: Config, *, context: int, **asked: Any) -> TrainTask:
     """The inference task of a `config.json`; context 0: all of its positions. Raises UsageError for
     a config that is not built here, and a context longer than it allows."""
-    model = architecture_of(config)
+    model = architecture_of(config).with_experts(Experts.seated)
     if context > model.positions:
         raise UsageError(
             "SW_SEQ_LEN",
             f"seq_len requires 1 to {model.positions} (max_position_embeddings), got {context}",
             hint="take a shorter one; a model of more positions is another config",
         )
-    model = model.with_experts(Experts.seated) if experts_apart else model
     return serving_task(model, Serving(context=context or model.positions, **asked))

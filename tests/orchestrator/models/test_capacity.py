@@ -51,15 +51,15 @@ def test_seats_for_every_row_are_as_many_as_rows(count: int, chosen: int) -> Non
     assert found == list(range(1, 600))
 
 
-def test_experts_on_cores_of_their_own_have_seats() -> None:
-    """Rows are exchanged between seats: blocks have no dim that picks an expert."""
+def test_rows_that_are_exchanged_or_of_several_samples_have_seats() -> None:
+    """Blocks have no dim that picks an expert, and one matrix each."""
     job = JobConfig().but({"model.preset": "mixtral-8x7b", "mesh.dp_shard": 8})
-    apart = job.but({"mesh.ep": 2})
-    assert model_key(apart) != model_key(job)
+    others = [job.but({"mesh.ep": 2}), job.but({"strategy.micro_batch": 2})]
+    assert all(model_key(other) != model_key(job) for other in others)
     config = tiny("mixtral", vocab_size=256, max_position_embeddings=520)
     loops = []
-    for experts_apart in (False, True):
-        task = config_task.train_task(config, seq_len=520, experts_apart=experts_apart)
+    for seats_for_all in (False, True):
+        task = config_task.train_task(config, seq_len=520, seats_for_all=seats_for_all)
         ops = list(captured_graph(task, 1)[0].walk())
         loops.append(sum(op.name == "loop" for op in ops))
     blocks, seats = loops
