@@ -30,10 +30,13 @@ class Launcher:
     """Long options that have the prefix; others count as those of the script."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many values an option has, where that is not one."""
+    is_alone: bool = False
+    """Whether all options are its own: no script follows."""
 
     def name(self, option: str) -> str:
         """The field of an option, with underscores."""
-        is_own = option in self.own or option in self.short.values() or option in self.counts
+        own = (self.own, self.short.values(), self.counts)
+        is_own = self.is_alone or any(option in names for names in own)
         return f"{self.prefix}{option}" if is_own else option
 
 
@@ -42,6 +45,9 @@ def _switches(*names: str) -> dict[str, int]:
 
 
 _TORCH = Launcher(counts=_switches("standalone", "no_python", "use_env", "run_path"))
+_OF_SLURM = {"N": "nodes", "n": "ntasks"}
+SBATCH = Launcher(prefix="sbatch.", short=_OF_SLURM, is_alone=True)
+"""Of the lines of a script that Slurm reads (`#SBATCH`)."""
 _MPI = Launcher(
     prefix="mpirun.",
     short={"np": "np", "n": "np", "c": "np"},
@@ -58,7 +64,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
     ),
     "srun": Launcher(
         prefix="srun.",
-        short={"N": "nodes", "n": "ntasks"},
+        short=_OF_SLURM,
         own=frozenset(
             {
                 *("ntasks_per_node", "cpus_per_task", "gpus", "gpus_per_node", "gpus_per_task"),
