@@ -713,6 +713,7 @@ COMMANDS = {
     "slurm nodes": "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\nsrun torchrun"
     f" --nnodes $SLURM_NNODES --nproc_per_node 8 a.py {SIZES}",
     "slurm less": f"#SBATCH -N 9\n#SBATCH --ntasks-per-node=1\nsrun -N 4 -n 32 a.py {SIZES}",
+    "slurm letters": f"#SBATCH -A a -p b --mem=0 --nodes=4\nsrun -p c -n 32 python a.py {SIZES}",
     "quoted": f'CMD="torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES}"',
     "piped": f"torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES} 2>&1 | tee log.txt",
     "and": f"cd a && torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES} && echo done",

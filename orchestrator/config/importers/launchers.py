@@ -97,17 +97,18 @@ class Command:
         name, said, most = "", list[str](), 0
         for word in words:
             option = self._option(word)
-            if option or self._ends(word, said, is_full=not name or len(said) >= most):
+            if option or self._ends(word, said, is_full=len(said) >= most):
                 if name:
                     yield name, said
                 name, said, most = option or ("", [], 0)
-            elif name and len(said) < most and not word.endswith("[@]}"):
+            elif len(said) < most and not word.endswith("[@]}"):
                 said.append(word)
         if name:
             yield name, said
 
     def _option(self, word: str) -> tuple[str, list[str], int] | None:
-        """The name, the values and the most values of a flag that begins; None for another word."""
+        """The name, the values and the most values of a flag that begins, without a name for one
+        that is left out; None for another word."""
         if FLAG.match(word):
             option, equals, value = word[2:].partition("=")
             said = [value] if equals else []
@@ -137,6 +138,8 @@ class Command:
         if _ENDS.match(word):
             self.launcher = None
             return True
+        if self.launcher and self.launcher.is_alone:
+            return is_full
         if self.launcher and not word.startswith("$"):
             is_program = is_full or bool(_PROGRAM.fullmatch(word))
             if is_program:
