@@ -708,6 +708,12 @@ COMMANDS = {
     "mpirun": f"mpirun -np 32 --mca btl self,tcp --bind-to none -x A=1 ./a.sh {SIZES}",
     "mpiexec": f"/opt/bin/mpiexec --allow-run-as-root -n 32 python a.py {SIZES}",
     "lines": f"OMP=1 srun -N 4 \\\n  --ntasks-per-node=8 \\\n  python a.py \\\n  {SIZES}",
+    "slurm": f"#SBATCH -N 4\n#SBATCH --ntasks-per-node=8 --time=1:00\nsrun python a.py {SIZES}",
+    "slurm tasks": f"#SBATCH --ntasks 32  # all\nsrun -l sh -c 'python a.py {SIZES}'",
+    "slurm nodes": "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\nsrun torchrun"
+    f" --nnodes $SLURM_NNODES --nproc_per_node 8 a.py {SIZES}",
+    "slurm less": f"#SBATCH -N 9\n#SBATCH --ntasks-per-node=1\nsrun -N 4 -n 32 a.py {SIZES}",
+    "slurm letters": f"#SBATCH -A a -p b --mem=0 --nodes=4\nsrun -p c -n 32 python a.py {SIZES}",
     "quoted": f'CMD="torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES}"',
     "piped": f"torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES} 2>&1 | tee log.txt",
     "and": f"cd a && torchrun --nnodes 4 --nproc_per_node 8 a.py {SIZES} && echo done",

@@ -116,8 +116,8 @@ class Imported:
         found = math.gcd(samples // ways, each)
         if found != each:
             self.later.append(
-                f"a micro-batch has {found} samples, not {each}: {ways} data-parallel ranks share"
-                f" the {samples} of a step"
+                f"a micro-batch has {found} {'sample' if found == 1 else 'samples'}, not {each}:"
+                f" {ways} data-parallel ranks share the {samples} of a step"
             )
         return keys | {"strategy.micro_batch": found}
 

@@ -30,10 +30,13 @@ class Launcher:
     """Long options that have the prefix; others count as those of the script."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many values an option has, where that is not one."""
+    is_alone: bool = False
+    """Whether all options are its own: no script follows."""
 
     def name(self, option: str) -> str:
         """The field of an option, with underscores."""
-        is_own = option in self.own or option in self.short.values() or option in self.counts
+        own = (self.own, self.short.values(), self.counts)
+        is_own = self.is_alone or any(option in names for names in own)
         return f"{self.prefix}{option}" if is_own else option
 
 
@@ -42,6 +45,9 @@ def _switches(*names: str) -> dict[str, int]:
 
 
 _TORCH = Launcher(counts=_switches("standalone", "no_python", "use_env", "run_path"))
+_OF_SLURM = {"N": "nodes", "n": "ntasks"}
+SBATCH = Launcher(prefix="sbatch.", short=_OF_SLURM, is_alone=True)
+"""Of the lines of a script that Slurm reads (`#SBATCH`)."""
 _MPI = Launcher(
     prefix="mpirun.",
     short={"np": "np", "n": "np", "c": "np"},
@@ -58,7 +64,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
     ),
     "srun": Launcher(
         prefix="srun.",
-        short={"N": "nodes", "n": "ntasks"},
+        short=_OF_SLURM,
         own=frozenset(
             {
                 *("ntasks_per_node", "cpus_per_task", "gpus", "gpus_per_node", "gpus_per_task"),
@@ -91,17 +97,18 @@ class Command:
         name, said, most = "", list[str](), 0
         for word in words:
             option = self._option(word)
-            if option or self._ends(word, said, is_full=not name or len(said) >= most):
+            if option or self._ends(word, said, is_full=len(said) >= most):
                 if name:
                     yield name, said
                 name, said, most = option or ("", [], 0)
-            elif name and len(said) < most and not word.endswith("[@]}"):
+            elif len(said) < most and not word.endswith("[@]}"):
                 said.append(word)
         if name:
             yield name, said
 
     def _option(self, word: str) -> tuple[str, list[str], int] | None:
-        """The name, the values and the most values of a flag that begins; None for another word."""
+        """The name, the values and the most values of a flag that begins, without a name for one
+        that is left out; None for another word."""
         if FLAG.match(word):
             option, equals, value = word[2:].partition("=")
             said = [value] if equals else []
@@ -131,6 +138,8 @@ class Command:
         if _ENDS.match(word):
             self.launcher = None
             return True
+        if self.launcher and self.launcher.is_alone:
+            return is_full
         if self.launcher and not word.startswith("$"):
             is_program = is_full or bool(_PROGRAM.fullmatch(word))
             if is_program:

@@ -225,8 +225,11 @@ TABLE: Table = MappingProxyType(
         "srun.ntasks": key("tasks", whole(1)),
         "srun.ntasks_per_node": key("tasks_per_node", whole(1)),
         "srun.nodes": key("task_nodes", whole(1)),
+        "sbatch.ntasks": key("job_tasks", whole(1)),
+        "sbatch.ntasks_per_node": key("job_tasks_per_node", whole(1)),
+        "sbatch.nodes": key("job_nodes", whole(1)),
         "mpirun.np": key("tasks", whole(1)),
-        **dict.fromkeys(("srun.*", "mpirun.*"), _LAUNCH),
+        **dict.fromkeys(("srun.*", "sbatch.*", "mpirun.*"), _LAUNCH),
         **dict.fromkeys(
             (
                 *("standalone", "no_python", "use_env", "max_restarts", "monitor_interval"),
@@ -335,11 +338,14 @@ def meaning(reading: Reading, asked: Asked) -> Meaning:
 
 def _ranks(reading: Reading) -> int:
     """How many ranks the launchers start, 0 where the file does not say: torch's and deepspeed's
-    start some on each node; without them the processes of srun and mpirun are the ranks."""
-    nodes = reading.get("nodes", reading.get("task_nodes", 1))
-    per_node = reading.get("per_node", 0)
-    tasks = reading.get("tasks", nodes * reading.get("tasks_per_node", 0))
-    return int(reading.get("world", per_node * nodes or tasks))
+    start some on each node; without them the processes of mpirun or srun are the ranks, as many as
+    it says or as its job has."""
+    job_nodes = reading.get("job_nodes", 1)
+    nodes = reading.get("task_nodes", job_nodes)
+    on_node = reading.get("tasks_per_node", reading.get("job_tasks_per_node", 0))
+    tasks = reading.get("tasks", nodes * on_node or reading.get("job_tasks", 0))
+    started = reading.get("per_node", 0) * reading.get("nodes", nodes)
+    return int(reading.get("world", started or tasks))
 
 
 def _model(reading: Reading) -> dict[str, Any]:

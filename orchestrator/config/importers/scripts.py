@@ -16,7 +16,7 @@ from shardwright.orchestrator.config.importers.fields import (
     checked,
     unreadable,
 )
-from shardwright.orchestrator.config.importers.launchers import FLAG, LAUNCHERS, Command
+from shardwright.orchestrator.config.importers.launchers import FLAG, LAUNCHERS, SBATCH, Command
 
 _ASSIGNED = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)=([^(].*)?")
 _OPENED = re.compile(r"([A-Za-z_]\w*\+?=)?\((?=-|$)|[A-Za-z_]\w*\+?=(?=--)")
@@ -24,6 +24,13 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))")
 _STARTS = "|".join(["python[0-9.]*", *map(re.escape, LAUNCHERS)])
 _LAUNCHED = re.compile(rf"(?:^|[\s/=])(?:{_STARTS})\s")
 _DEPTHS = {"if": 1, "fi": -1, "case": 1, "esac": -1}
+_SBATCH = "#SBATCH "
+_OF_SLURM = {
+    "sbatch.nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "sbatch.ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "sbatch.ntasks_per_node": ("SLURM_NTASKS_PER_NODE",),
+}
+"""Variables of a job of Slurm, by the option that they have the value of."""
 MOST_CHARACTERS = 1000  # of a value (our choice; paths are the longest)
 
 
@@ -34,6 +41,8 @@ def flag_fields(path: Path, text: str) -> Fields:
     values: dict[str, str] = {}
     depth, command = 0, Command()
     for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith(_SBATCH):
+            line, command = line.removeprefix(_SBATCH), Command(SBATCH)
         words = _words(path, number, line)
         depth += _DEPTHS.get(words[0], 0) if words else 0
         _assign(line, values)
@@ -42,6 +51,7 @@ def flag_fields(path: Path, text: str) -> Fields:
             field = Field(
                 checked(path, name, number), " ".join(value) if value else True, number, depth > 0
             )
+            values |= dict.fromkeys(_OF_SLURM.get(name, ()), str(field.value))
             before = found.setdefault(name, field)
             if before.value != field.value and not (before.is_conditional or field.is_conditional):
                 raise unreadable(
