@@ -108,8 +108,8 @@ def explain_sharding(prepared: Prepared, unit: PartitionUnit) -> Explanation:
     slots = (prepared.inputs, prepared.outputs)
     part = REWRITTEN(PARTITIONED(graph, prepared.mesh, recipe.specs, *slots, recipe.tied, unit))
     local, _ = RING(LOCALIZED(part), prepared.settings.context)
-    predicted = recipe.predicted
-    found = [] if predicted is None else surprises(part.graph, predicted)
+    expected = recipe.expected
+    found = [] if expected is None else surprises(part.graph, expected)
     unasked = {op.loc for op in found}
     if prepared.has_phantom:
         local, _ = WITHOUT_PHANTOM(local)

@@ -33,8 +33,8 @@ def with_findings(
     """`part` with the recipe's findings and those of the comparison added; axes in `without` will
     be dropped.
     """
-    predicted = recipe.predicted
-    surprises = [] if predicted is None else unexpected(part.graph, predicted, part.mesh, without)
+    expected = recipe.expected
+    surprises = [] if expected is None else unexpected(part.graph, expected, part.mesh, without)
     return replace(part, findings=(*part.findings, *recipe.findings, *surprises))
 
 

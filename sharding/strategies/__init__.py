@@ -37,8 +37,10 @@ class Recipe:
     `graph` carries constraints; `mesh` is the given one with axes cut where the strategy needs it.
     `specs` is keyed by (op ordinal, result index), (-1, input index) or (-2, output index);
     `reasons` says who decided what, by leaf name (and "layers"); `predicted` counts static
-    collectives, loop bodies once, and is None where nothing is predicted. `tied` pairs the inputs
-    and outputs that get the same layout when the partitioner chooses it.
+    collectives, loop bodies once, and is None where nothing is predicted. It is no measure of what
+    comes out unless `follows_samples`: of a step of one sample the dim is left out by whatever
+    drops a size of 1, and with it what depends on the sample. `tied` pairs the inputs and outputs
+    that get the same layout when the partitioner chooses it.
     """
 
     graph: Graph
@@ -46,8 +48,14 @@ class Recipe:
     specs: Mapping[ValueId, ShardingSpec]
     reasons: Mapping[str, str]
     predicted: Counter[Predicted] | None
+    follows_samples: bool = True
     tied: tuple[tuple[int, int], ...] = ()
     findings: tuple[Diagnostic, ...] = ()
+
+    @property
+    def expected(self) -> Counter[Predicted] | None:
+        """What the collectives of the partitioned graph are compared with, if anything."""
+        return self.predicted if self.follows_samples else None
 
 
 def value_ids(graph: Graph) -> Iterator[tuple[ValueId, Value]]:

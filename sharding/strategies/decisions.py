@@ -198,6 +198,7 @@ class Decisions:
             specs=specs,
             reasons=self.reasons,
             predicted=self.predicted,
+            follows_samples=any(v.type.shape[d] > 1 for v, d in self.batch_dims().items()),
             findings=tuple(self.findings),
         )
 

@@ -19,6 +19,7 @@ from shardwright.orchestrator.models import adapters, blocks, config_task, decod
 from shardwright.orchestrator.models.adapters import TARGETS, Lora
 from shardwright.orchestrator.models.family_table import architecture_of
 from shardwright.orchestrator.models.layers import EXACT, How
+from shardwright.sharding.partition.findings import collectives
 from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from tests.support.cells import long_in_matrix
@@ -154,6 +155,17 @@ def test_cores_make_the_step_of_one(base: str, mesh: str) -> None:
     assert worst(errors)[1] <= 1e-5
     unexpected = [f.message for f in plan.findings if f.code == "SW_COLLECTIVE_UNEXPECTED"]
     assert not unexpected
+
+
+@pytest.mark.parametrize(("adapted", "samples"), [(True, 1), (False, 1), (True, 2)])
+def test_a_step_of_one_sample_has_no_surprise_that_is_ours(adapted: bool, samples: int) -> None:
+    """What the layout needs is in it: sums over `tp`, which are predicted of two samples."""
+    task = task_of("llama", Lora(r=4, alpha=8.0) if adapted else None)
+    graph, inputs, outputs = captured_graph(task, samples)
+    plan = build_plan(graph, inputs, outputs, make_mesh({"tp": 2}), unit=answer_request)
+    kinds = {op.name for p in plan.step.programs for op in collectives(p.graph)}
+    assert {"all_reduce"} <= kinds
+    assert not [f.message for f in plan.findings if f.code == "SW_COLLECTIVE_UNEXPECTED"]
 
 
 @pytest.mark.parametrize(
