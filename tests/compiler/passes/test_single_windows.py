@@ -13,6 +13,7 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Value
+from shardwright.compiler.passes import single_windows
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.fold import fold
 from shardwright.compiler.passes.simplify import simplify
@@ -20,6 +21,11 @@ from tests.support.compiled import graph_of
 
 RNG = np.random.default_rng(3)
 INDEXED = {"gather", "scatter", "dynamic_slice", "dynamic_update_slice"}
+
+
+@pytest.fixture(autouse=True)
+def windows_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_windows, "LEAST_BYTES", 0)
 
 
 def simplified(graph: Graph, at: np.ndarray) -> list[str]:
@@ -130,3 +136,11 @@ def test_only_windows_clamped_to_lie_inside_are_updates(
     graph: Graph, wanted: str, at: tuple[int, int]
 ) -> None:
     assert simplified(graph, np.array(at, np.int32)) == [wanted]
+
+
+def test_small_windows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To set the address takes as long."""
+    monkeypatch.undo()
+    shapes = [jax.ShapeDtypeStruct((1, 4, 8, 8), "float32"), jax.ShapeDtypeStruct((1,), "int32")]
+    graph = graph_of(looked_up, *shapes)
+    assert [op.name for op in simplify(graph).ops if op.name in INDEXED] == ["gather"]
