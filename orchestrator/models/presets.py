@@ -14,6 +14,7 @@ from shardwright.orchestrator.models import config_file
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.task import TrainTask
+    from shardwright.orchestrator.models.adapters import Lora
 
 _LLAMA2 = {"vocab_size": 32000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 _LLAMA3 = {
@@ -235,12 +236,14 @@ def preset_task(
     **options: Any,
 ) -> TrainTask:
     """The task of a preset; `seq_len` 0 is the longest it was trained on, a longer one has as many
-    positions (learned ones are then more parameters). `options` are optimizer, clip, lr, lora and
-    capacity_factor. Parameters stay fp32, unless adapters leave them frozen.
+    positions (learned ones are then more parameters). `options` are optimizer, clip, lr, lora,
+    capacity_factor and seats_for_all. Parameters stay fp32, unless adapters leave them frozen.
 
     Raises: UsageError for adapters of a model that is no decoder of the family table.
     """
     config = preset_config(name)
+    if name in UNETS or name in SIZED:
+        options = _without_parts(name, **options)
     if name in UNETS:
         return _unet_task(name, config, seq_len, dtype, remat, **options)
     most = "positions" if name in SIZED else "max_position_embeddings"
@@ -252,15 +255,6 @@ def preset_task(
 
         options |= {"dtype": dtype, "remat": remat}
         return train_task(config, seq_len=seq_len, name=name, **options)
-    if options.pop("capacity_factor", 0):
-        raise config_file.without_experts(name)
-    if options.get("lora"):
-        raise UsageError(
-            "SW_LORA_MODEL",
-            f"adapters (model.lora_r) require one of {', '.join(PRESETS)} or a config.json of a"
-            f" decoder, got {name}",
-            hint="take one of these, or write the step yourself (examples/dpo)",
-        )
     from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
     from shardwright.orchestrator.models.families import family_task
     from shardwright.orchestrator.models.layers import Precision
@@ -270,6 +264,29 @@ def preset_task(
     length = seq_len or sizes.positions
     chosen = TaskOptions(seq_len=length, precision=precision, remat=remat, name=name, **options)
     return family_task(family, sizes, chosen)
+
+
+def _without_parts(
+    name: str,
+    *,
+    lora: Lora | None = None,
+    capacity_factor: float = 0.0,
+    seats_for_all: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """The options of a model without experts and adapters; how experts are computed says nothing
+    about it. Raises UsageError for adapters and a capacity."""
+    del seats_for_all
+    if capacity_factor:
+        raise config_file.without_experts(name)
+    if lora:
+        raise UsageError(
+            "SW_LORA_MODEL",
+            f"adapters (model.lora_r) require one of {', '.join((*PRESETS, *CONFIGS))} or a"
+            f" config.json of a decoder, got {name}",
+            hint="take one of these, or write the step yourself (examples/dpo)",
+        )
+    return options
 
 
 def _unet_task(
