@@ -22,7 +22,7 @@ def test_a_preset_is_the_model_of_a_job(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({"model__capacity_factor": 1.25}, "SW_MODEL_CONFIG"),
+        ({"model__capacity_factor": 1.25}, "SW_MODEL_SETTING"),
         ({"model__lora_r": 8}, "SW_LORA_MODEL"),
     ],
 )
