@@ -53,7 +53,7 @@ def given(positions: int) -> list[jax.Array]:
     return [jnp.asarray(rng.standard_normal((positions, DEPTH)), jnp.float32) for _ in range(4)]
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_values_at_16384_positions() -> None:
     arrays = given(16384)
     made = compile_function(step, arrays, CompileOptions(optlevel=1))
@@ -72,7 +72,7 @@ def stored(positions: int) -> tuple[int, int]:
 SIZES = (65536, 1048576, 16384, 262144)
 
 
-@pytest.mark.parametrize("positions", long_in_matrix(SIZES, SIZES[:2], SIZES[2:]))
+@pytest.mark.parametrize("positions", long_in_matrix(SIZES, SIZES[:1], SIZES[1:]))
 def test_what_is_stored_grows_with_the_positions(positions: int) -> None:
     largest, total = stored(positions)
     assert largest == positions * DEPTH

@@ -23,11 +23,12 @@ from tests.support.cells import long_in_matrix
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 QUICK = "vit-base-1n"
+OFTEN = ("bert-ph1-16n-amp", "gpt3-6.7b-1n", "llama2-13b-nxd-32n-pp4", "llama3.1-8b-32n-zero1")
+"""One of each kind of model and layout."""
+RARE = {*recipe_names()} - {QUICK, *OFTEN}
 
 
-@pytest.mark.parametrize(
-    "name", long_in_matrix(recipe_names(), [n for n in recipe_names() if n != QUICK])
-)
+@pytest.mark.parametrize("name", long_in_matrix(recipe_names(), OFTEN, RARE))
 def test_plan_is_validate_to_the_picosecond(name: str) -> None:
     run = recipe(name)
     job = load(None, [f"model.recipe={name}"])

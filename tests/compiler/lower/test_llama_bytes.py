@@ -67,7 +67,7 @@ def test_scores_of_a_70b_layer_stay_on_chip() -> None:
     ("seq_len", "coded"),
     [
         (32768, False),
-        pytest.param(16384, True, marks=pytest.mark.matrix),
+        pytest.param(16384, True, marks=pytest.mark.exhaustive),
         pytest.param(32768, True, marks=pytest.mark.exhaustive),
     ],
 )

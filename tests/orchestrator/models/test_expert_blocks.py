@@ -135,7 +135,7 @@ MESHES: dict[str, dict[str, int]] = {
     [
         ("mixtral", "fsdp"),
         pytest.param("mixtral", "llm-training", marks=pytest.mark.matrix),
-        pytest.param("gpt_oss", "llm-training", marks=pytest.mark.matrix),
+        pytest.param("gpt_oss", "llm-training", marks=pytest.mark.exhaustive),
         pytest.param("gpt_oss", "fsdp", marks=pytest.mark.exhaustive),
         pytest.param("deepseek_v3", "fsdp", marks=pytest.mark.exhaustive),
         pytest.param("deepseek_v3", "llm-training", marks=pytest.mark.exhaustive),
