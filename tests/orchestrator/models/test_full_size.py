@@ -23,6 +23,7 @@ TARGETS = ("trn1n.32xlarge", "trn2.48xlarge")
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_largest_published_model_of_a_family_is_planned(
