@@ -154,13 +154,13 @@ TINY["gemma3"] = {
 """Configs by `model_type`, without that key."""
 
 
-def of_bytes(model_type: str) -> tuple[dict[str, Any], int]:
+def of_bytes(model_type: str, tokens: int = 256) -> tuple[dict[str, Any], int]:
     """The tiny config of a family with a vocabulary of bytes, and the length of its samples."""
     config = tiny(model_type)
     if "image_size" in config:
         return config, 0
     inner = config.get("text_config")
-    words = {"vocab_size": 256}
+    words = {"vocab_size": tokens}
     return config | ({"text_config": inner | words} if inner else words), 8
 
 

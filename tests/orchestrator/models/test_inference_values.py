@@ -23,7 +23,7 @@ from shardwright.sharding.settings import StrategySettings
 from shardwright.sim_cluster.values.run_values import ValueRun
 from tests.support.cells import long_in_matrix
 from tests.support.small_job import build_on, bundle_of
-from tests.support.tiny_configs import tiny
+from tests.support.tiny_configs import of_bytes, tiny
 
 BOUND = 1e-5
 STEPS = 3
@@ -48,7 +48,7 @@ UNEVEN_CELLS = [(f, mesh) for f in ("gpt2", "qwen2") for mesh in ("both", "tp of
 
 
 def model_of(family: str, vocab: int = EVEN) -> Architecture:
-    return architecture_of(tiny(family, vocab_size=vocab))
+    return architecture_of(of_bytes(family, vocab)[0])
 
 
 @cache
