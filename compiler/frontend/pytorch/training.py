@@ -70,7 +70,7 @@ def loss_module(training: Training) -> torch.nn.Module:
 
     loss, takes_module = training.loss, _takes_module(training.loss)
 
-    class Loss(torch.nn.Module):
+    class Loss(torch.nn.Module):  # type: ignore[misc]  # which torch has no types for here
         def __init__(self) -> None:
             super().__init__()
             self.module = training.module
