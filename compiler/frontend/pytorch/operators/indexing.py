@@ -20,7 +20,7 @@ def _positive(index: Any, size: int) -> Any:
 @ATEN.row("embedding")
 def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any) -> Any:
     """Rows of a table [V, E]; the row `padding_idx` has no gradient."""
-    rows = weight.at[indices].get(mode=IN_BOUNDS)
+    rows = weight[indices]
     if padding_idx < 0:
         return rows
     is_padding = (indices == padding_idx)[..., None]
