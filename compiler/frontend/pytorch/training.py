@@ -24,9 +24,8 @@ from shardwright.compiler.frontend.pytorch.exporting import (
 )
 from shardwright.compiler.frontend.pytorch.interpreter import (
     Values,
+    checked,
     evaluate,
-    missing,
-    unsupported,
 )
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 from shardwright.compiler.frontend.task import TrainTask
@@ -180,10 +179,7 @@ class _Step:
         row."""
         if samples not in self.graphs:
             batch = self.leaves.batch(samples)
-            found = export(self.module, (batch,), {}, self.training.name)
-            without = missing(found)
-            if without:
-                raise unsupported(without)
+            found = checked(export(self.module, (batch,), {}, self.training.name))
             renamed = tuple(
                 (kind, self.names[name] if kind in (PARAMETER, BUFFER) else name)
                 for kind, name in found.arguments

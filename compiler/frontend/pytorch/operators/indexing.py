@@ -132,6 +132,15 @@ def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = Fa
     return at.add(values, mode=IN_BOUNDS) if accumulate else at.set(values, mode=IN_BOUNDS)
 
 
+@ATEN.row("masked_scatter")
+def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    """x with the elements where mask is true replaced by those of source, in order."""
+    mask = jnp.broadcast_to(mask, x.shape).reshape(-1)
+    number = jnp.cumsum(mask) - 1
+    taken = source.reshape(-1).at[jnp.clip(number, 0, source.size - 1)].get(mode=IN_BOUNDS)
+    return jnp.where(mask, taken, x.reshape(-1)).reshape(x.shape)
+
+
 @ATEN.row("one_hot", placed=True)
 def one_hot(place: Any, x: Any, num_classes: int = -1) -> Any:
     """A row of zeros with a one, for each index."""
