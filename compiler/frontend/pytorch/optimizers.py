@@ -64,17 +64,17 @@ class Clipping:
     def __call__(self, gradients: Arrays) -> Arrays:
         """Gradients within the bounds, without those that are None."""
         import jax.numpy as jnp
-        import optax
 
         found = {name: g for name, g in gradients.items() if g is not None}
         if self.value:
             found = {name: jnp.clip(g, -self.value, self.value) for name, g in found.items()}
         if not self.norm:
             return found
+        found = {name: g.astype(jnp.float32) for name, g in found.items()}
         counted = [g for name, g in found.items() if self.names is None or name in self.names]
-        norm = optax.global_norm([g.astype(jnp.float32) for g in counted])
+        norm = jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(g * g) for g in counted])))
         scale = jnp.minimum(1, self.norm / (norm + _NORM_EPS))
-        return {name: g.astype(jnp.float32) * scale for name, g in found.items()}
+        return {name: g * scale for name, g in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Group:
 
 
 def transformation(
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     parameters: Iterable[tuple[str, torch.Tensor]],
     schedulers: Any = (),
     *,
@@ -108,6 +108,7 @@ def transformation(
     """An optax transformation of {parameter name: array} that does what `optimizer.step()` and then
     `scheduler.step()` do.
 
+    `optimizer` may be several that share the parameters out (Muon for matrices, AdamW for others).
     `parameters` are `module.named_parameters()`. `schedulers` is one of torch.optim.lr_scheduler or
     several, which step in this order every `scheduler_interval` steps of the optimizer; `steps` is
     how many steps are tabulated of one without a closed form. `clip_norm` and `clip_value` stand
@@ -121,21 +122,21 @@ def transformation(
     Raises: UsageError SW_TORCH_OPTIMIZER, SW_TORCH_SCHEDULER for what has no row.
     """
     named = dict(parameters)
-    rule = _rule_of(optimizer)
+    several = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
     names = {id(parameter): name for name, parameter in named.items()}
-    taken = _state_of(optimizer, named)
+    rules = [_rule_of(each) for each in several]
+    taken = _state_of(several, named)
     begun = taken.steps if taken else 0
-    scheduled = schedules_of(optimizer, schedulers, begun, scheduler_interval, steps)
+    scheduled = schedules_of(several, schedulers, begun, scheduler_interval, steps)
     groups = [
         Group(
             rule=rule,
-            options=_options_of(optimizer, group, rule),
-            names=_names_of(optimizer, number, group, names),
+            options=_options_of(each, group, rule),
+            names=_names_of(each, number, group, names),
             schedules=schedule,
         )
-        for number, (group, schedule) in enumerate(
-            zip(optimizer.param_groups, scheduled, strict=True)
-        )
+        for each, rule, its in zip(several, rules, scheduled, strict=True)
+        for number, (group, schedule) in enumerate(zip(each.param_groups, its, strict=True))
     ]
     trained = frozenset(name for name, p in named.items() if p.requires_grad)
     clipping = Clipping(norm=clip_norm, value=clip_value, names=trained)
@@ -329,22 +330,22 @@ def _names_of(
 
 
 def _state_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.Tensor]
 ) -> _Taken | None:
-    """What an optimizer has behind it; None where it has taken no step."""
-    held = {name: optimizer.state[p] for name, p in parameters.items() if p in optimizer.state}
-    counts = {int(state[STEP]) for state in held.values() if STEP in state}
-    if not any(held.values()) or counts == {0}:
+    """What optimizers have behind them; None where they have taken no step."""
+    rows = [(n, o.state[p]) for o in optimizers for n, p in parameters.items() if p in o.state]
+    counts = {int(state[STEP]) for _, state in rows if STEP in state}
+    if counts == {0} or not any(state for _, state in rows):
         return None
     if len(counts) > 1:
         raise UsageError(
             _CODE,
-            f"{type(optimizer).__name__} requires parameters that have all taken as many steps,"
-            f" got {', '.join(map(str, sorted(counts)))}",
+            "optimizers require parameters that have all taken as many steps, got"
+            f" {', '.join(map(str, sorted(counts)))}",
             hint="begin with a new optimizer",
         )
     arrays: dict[str, dict[str, Any]] = {}
-    for name, state in held.items():
+    for name, state in rows:
         for slot, value in state.items():
             if slot != STEP and value is not None:
                 # bf16 has no type of NumPy's; fp32 holds its values, and they are narrowed again

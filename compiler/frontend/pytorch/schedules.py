@@ -61,33 +61,42 @@ class Rates:
 
 
 def schedules_of(
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     schedulers: Any,
     begun: int,
     interval: int,
     steps: int,
-) -> list[Schedules]:
-    """What the schedulers do to each parameter group. They step in order, once every `interval`
-    steps of the optimizer, whose count is at `begun`; `steps` of them are tabulated at most.
+) -> list[list[Schedules]]:
+    """Per optimizer, what its schedulers do to each of its parameter groups. They step in order,
+    once every `interval` steps of the optimizers, whose count is at `begun`; `steps` of them are
+    tabulated at most.
 
     Raises: UsageError SW_TORCH_SCHEDULER.
     """
     several = tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,)
-    if not several:
-        return [{} for _ in optimizer.param_groups]
     for scheduler in several:
-        _check(optimizer, scheduler)
+        _check(optimizers, scheduler)
 
     def counted(schedule: Schedule) -> Schedule:
         every = max(1, interval)
         return lambda step: schedule((step - begun) // every if every > 1 else step - begun)
 
-    numbers = range(len(optimizer.param_groups))
-    closed = [_chained(several, number) for number in numbers]
+    found = []
+    for optimizer in optimizers:
+        rows = _of_groups(optimizer, [s for s in several if s.optimizer is optimizer], steps)
+        found.append([{option: counted(f) for option, f in row.items()} for row in rows])
+    return found
+
+
+def _of_groups(
+    optimizer: torch.optim.Optimizer, schedulers: Sequence[Any], steps: int
+) -> list[Schedules]:
+    """What the schedulers of one optimizer do to its groups, by their own count."""
+    if not schedulers:
+        return [{} for _ in optimizer.param_groups]
+    closed = [_chained(schedulers, number) for number in range(len(optimizer.param_groups))]
     found = [row for row in closed if row is not None]
-    if len(found) < len(closed):
-        found = _tabulated(optimizer, several, steps)
-    return [{name: counted(schedule) for name, schedule in row.items()} for row in found]
+    return found if len(found) == len(closed) else _tabulated(optimizer, schedulers, steps)
 
 
 def described_schedule(description: Mapping[str, Any], rate: float) -> Schedule:
@@ -121,16 +130,14 @@ def described_schedule(description: Mapping[str, Any], rate: float) -> Schedule:
     return found["lr"]
 
 
-def _check(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-    """Raises UsageError for what is no scheduler of this optimizer, or depends on a metric."""
-    import torch
-
+def _check(optimizers: Sequence[torch.optim.Optimizer], scheduler: Any) -> None:
+    """Raises UsageError for what is no scheduler of these, or depends on a metric."""
     name = type(scheduler).__name__
-    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) and not hasattr(
-        scheduler, "step"
-    ):
+    if not hasattr(scheduler, "step") or not hasattr(scheduler, "optimizer"):
         raise UsageError(
-            _CODE, f"a scheduler requires a class of torch.optim.lr_scheduler, got {name}"
+            _CODE,
+            f"a scheduler requires a class of torch.optim.lr_scheduler, got {name}",
+            hint="give the scheduler itself; rates that the loop sets have no schedule here",
         )
     if "metrics" in inspect.signature(scheduler.step).parameters:
         raise UsageError(
@@ -139,7 +146,7 @@ def _check(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
             " waits for a metric",
             hint="leave it out: the rate stays, and changes neither time nor memory",
         )
-    if scheduler.optimizer is not optimizer:
+    if not any(scheduler.optimizer is optimizer for optimizer in optimizers):
         raise UsageError(
             _CODE,
             f"{name} requires the optimizer that is given with it, got that of another one",
