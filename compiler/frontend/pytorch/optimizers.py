@@ -72,7 +72,7 @@ class Clipping:
             return found
         found = {name: g.astype(jnp.float32) for name, g in found.items()}
         counted = [g for name, g in found.items() if self.names is None or name in self.names]
-        norm = jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(g * g) for g in counted])))
+        norm = jnp.sqrt(sum((jnp.sum(g * g) for g in counted), jnp.zeros((), jnp.float32)))
         scale = jnp.minimum(1, self.norm / (norm + _NORM_EPS))
         return {name: g * scale for name, g in found.items()}
 

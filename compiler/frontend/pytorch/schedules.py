@@ -156,8 +156,6 @@ def _check(optimizers: Sequence[torch.optim.Optimizer], scheduler: Any) -> None:
 
 def _chained(schedulers: Sequence[Any], number: int) -> Schedules | None:
     """Schedulers that step one behind another, for a group; None without a closed form."""
-    import jax.numpy as jnp
-
     if len(schedulers) == 1:
         return _of_scheduler(schedulers[0], number)
     rows = [_row_of(scheduler) for scheduler in schedulers]
@@ -169,7 +167,7 @@ def _chained(schedulers: Sequence[Any], number: int) -> Schedules | None:
     if len(factors) < len(rows):
         return None
     rate = float(schedulers[0].base_lrs[number])
-    return {"lr": lambda step: rate * jnp.prod(jnp.stack([factor(step) for factor in factors]))}
+    return {"lr": lambda step: rate * math.prod(factor(step) for factor in factors)}
 
 
 def _from(scheduler: Any, schedule: Schedule) -> Schedule:

@@ -52,6 +52,15 @@ def test_names_are_read_in_any_case_and_the_norm_is_bounded() -> None:
     assert float(updates["b"][1]) == pytest.approx(-0.4, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_parameters_meet_in_sums_alone(name: str) -> None:
+    """A pipeline adds up what its stages have; what is put side by side it would have to move."""
+    tx = described({"name": name}, clip_norm=1.0)
+    params = {"a": jnp.ones((2, 3)), "b": jnp.ones((4, 2))}
+    program = str(jax.make_jaxpr(tx.update)(params, tx.init(params), params))
+    assert "reduce_sum" in program and "concatenate" not in program
+
+
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor"])
 def test_state_is_optimizer_state_and_named_as_its_weight(name: str) -> None:
     tx = described({"name": name})
