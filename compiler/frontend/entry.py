@@ -78,13 +78,12 @@ def _called(
     UsageError at the user's line."""
     what = f"[model] entry {entry}"
     if "torch" in sys.modules:
-        from shardwright.compiler.frontend.pytorch.entry import made_without_values
+        from shardwright.compiler.frontend.pytorch.entry import made
 
-        found = made_without_values(function, taken)
-        if found is not None:
-            return _of_module(what, function, found, folder, taken, settings)
-    with called(what, str(folder)):
-        found = function(**taken)
+        found = made(what, function, folder, taken)
+    else:
+        with called(what, str(folder)):
+            found = function(**taken)
     return _of_module(what, function, found, folder, taken, settings)
 
 
