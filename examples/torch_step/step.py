@@ -1,4 +1,4 @@
-"""A PyTorch training script's module, loss, optimizer and batch; nothing in it knows of Shardwright.
+"""Module, loss, optimizer and batch of a PyTorch training script, which knows nothing of us.
 
 Needs `pip install -e '.[torch]'`.
 """
