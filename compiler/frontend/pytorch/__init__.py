@@ -1,0 +1,1 @@
+"""PyTorch as its users write it: modules, and how their code distributes them."""
