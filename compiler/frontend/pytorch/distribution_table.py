@@ -181,7 +181,7 @@ def _replicated(reader: _Reader, given: Any, names: Sequence[str]) -> Iterator[R
 
 
 def _parallel(reader: _Reader, given: Any, names: Sequence[str]) -> Iterator[Parallel]:
-    axes = ("tp",) if "tp" in names else names[-1:]
+    axes = ("tp",) if "tp" in names else tuple(names[-1:])
     for pattern, value in reader.table("parallelize", given).items():
         name = f"parallelize.{pattern}"
         words = value.split() if isinstance(value, str) else [value]

@@ -35,14 +35,23 @@ def bucketed(graph: Graph, most_bytes: int) -> Graph:
     """
     inside = partial(bucketed, most_bytes=most_bytes)
     ops = [with_regions(op, tuple(map(inside, op.regions))) for op in graph.ops]
-    buckets = _buckets(ops, most_bytes)
+    buckets = _buckets(ops, most_bytes, _stretches(ops))
     return with_ops(graph, _ordered(ops, buckets) if buckets else ops)
 
 
-def _buckets(ops: Sequence[Op], most_bytes: int) -> list[list[Op]]:
+def bucketed_outside(graph: Graph, *, across_loops: bool) -> Graph:
+    """`graph` with the collectives that stand in no loop in buckets without a bound: those between
+    two loops together, or all `across_loops`. The graph itself when nothing shares a bucket.
+    """
+    stretches = dict.fromkeys(graph.ops, 0) if across_loops else _stretches(graph.ops)
+    buckets = _buckets(graph.ops, UNLIMITED, stretches)
+    return with_ops(graph, _ordered(graph.ops, buckets)) if buckets else graph
+
+
+def _buckets(ops: Sequence[Op], most_bytes: int, stretches: Mapping[Op, int]) -> list[list[Op]]:
     """What becomes one, in program order."""
     sharing = {op for op in ops if _can_share(op, most_bytes)}
-    moments, stretches = _moments(ops, sharing), _stretches(ops)
+    moments = _moments(ops, sharing)
     filling: dict[Key, list[Op]] = {}
     found: list[list[Op]] = []
     for op in filter(sharing.__contains__, ops):
