@@ -120,9 +120,9 @@ def state_tree(task: TrainTask) -> StateTree:
     """
     import jax
 
-    if task.init is None:
-        assert task.state is not None
+    if task.state is not None:
         return split_state(task, task.state)
+    assert task.init is not None
     init, found = task.init, list[StateTree]()
 
     def arrays(key: Any) -> tuple[Any, ...]:

@@ -60,8 +60,8 @@ class TrainTask:
     `results` names what it returns, a tuple ("params", "opt_state", "metrics"), and `loss` is the
     path of the loss among the metrics. `fresh_keys` are the parts of the state that are such keys.
     `init(key) -> state` (a tuple) draws the first state from a `jax.random.key`. Without it the
-    task is timing-only and
-    `state` gives the tuple of pytrees of `jax.ShapeDtypeStruct`.
+    task is timing-only. `state` is the tuple of its pytrees with `jax.ShapeDtypeStruct` leaves,
+    which need not be said where `init` can be traced.
     `batch(n)` is the pytree of `jax.ShapeDtypeStruct` of `n` samples; `batch_dim` is its sample
     dim.
     `batches(seed, n, data)` iterates over NumPy pytrees of `n` samples; `data` is `[run] data` of

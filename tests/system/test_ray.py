@@ -136,7 +136,9 @@ def test_a_program_that_has_loaded_jax_and_ray_before_starts_one_with_a_token() 
     done = subprocess.run(
         [sys.executable, "-c", LOADED_BEFORE], env=bare, capture_output=True, text=True, check=False
     )
-    own = [line for line in done.stderr.splitlines() if "(pid=" not in line]  # not what Ray forwards
+    own = [
+        line for line in done.stderr.splitlines() if "(pid=" not in line
+    ]  # not what Ray forwards
     assert (done.returncode, done.stdout, own) == (0, "closed\n", [])
 
 

@@ -1,0 +1,172 @@
+"""A module as a graph of the operators that `operators/` has.
+
+`torch.export` runs the module's own Python once on tensors without values. What it gives is made
+functional (no operator writes to a tensor, buffers that change are results), and operators without
+a row are decomposed as torch itself decomposes them. Shapes are those of the example: another
+number of samples is another graph.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.pytorch.operators import ATEN
+from shardwright.compiler.frontend.pytorch.types import array_of
+from shardwright.compiler.frontend.user_code import called
+
+if TYPE_CHECKING:
+    import torch
+
+PARAMETER, BUFFER, CONSTANT, INPUT = "parameter", "buffer", "constant", "input"
+LITERAL = "literal"
+"""What an argument of a graph is; a literal is no tensor, and stands in the graph where it is used.
+"""
+
+
+WRAPPED = "module"
+"""What the user's module is called in ours that computes its loss (`training.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A module's graph. `arguments` says of each of its placeholders what it is, and of what name;
+    `results` which buffer a result is the next value of, and "" for one of the module's own.
+    `constants` are tensors that the code made."""
+
+    graph: torch.fx.GraphModule
+    arguments: tuple[tuple[str, str], ...]
+    results: tuple[str, ...]
+    constants: Mapping[str, Any]
+    structure: Any
+    """Of the module's own results, a `TreeSpec` of torch's."""
+
+
+def export(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = ""
+) -> Exported:
+    """The graph of a module's call; `what` is how messages call it.
+
+    Raises UsageError where its code needs the values of tensors, or fails.
+    """
+    import torch
+
+    with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet():
+        program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+        _stop_gradients(program.graph_module)
+        program = program.run_decompositions(_decompositions(program))
+    return _exported(program)
+
+
+_HINT = "torch.export traces a module without values: its documentation says what it takes"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of torch's own code about its own code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+_FOR_VALUES = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "UserError")
+
+
+@contextmanager
+def _refused_for_values() -> Iterator[None]:
+    """Say it in one way where the code asks for the value of a tensor."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ not in _FOR_VALUES:
+            raise
+        from shardwright.compiler.frontend.user_code import place
+
+        raise UsageError(
+            "SW_TORCH_VALUES",
+            "a compiled step requires code that does not depend on values of tensors, got one that"
+            " asks for them: an `if`, a loop, `.item()`, `int(x)`, or a mask that selects rows",
+            place(error),
+            "take torch.where or torch.cond for a branch, a fixed number of rows for a selection",
+        ) from error
+
+
+def _stop_gradients(graph: torch.fx.GraphModule) -> None:
+    """Detach what blocks without gradients return: the blocks are inlined later, and nothing else
+    says what `torch.no_grad` said."""
+    import torch
+
+    wrap = torch.ops.higher_order.wrap_with_set_grad_enabled
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node.target is not wrap or node.args[0]:
+            continue
+        for part in list(node.users):
+            with graph.graph.inserting_after(part):
+                held = graph.graph.call_function(torch.ops.aten.detach.default, (part,))
+            held.meta = dict(part.meta)
+            part.replace_all_uses_with(
+                held, delete_user_cb=lambda user, held=held: user is not held
+            )
+    for _, child in graph.named_children():
+        if isinstance(child, torch.fx.GraphModule):
+            _stop_gradients(child)
+    graph.recompile()
+
+
+def operators(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, Any]]:
+    """Nodes that call an operator of ATen's, or of another library of torch's, and it, also in
+    graphs below."""
+    import torch
+
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            yield node, node.target
+    for _, child in graph.named_children():
+        if isinstance(child, torch.fx.GraphModule):
+            yield from operators(child)
+
+
+def row_name(operator: Any) -> str:
+    """The name of an operator in `ATEN`; none of a library that is not ATen's."""
+    name = str(operator)
+    return name.removeprefix("aten.") if name.startswith("aten.") else ""
+
+
+def _decompositions(program: Any) -> dict[Any, Any]:
+    """torch's decompositions of what has no row."""
+    import torch
+    from torch._decomp import get_decompositions  # long-standing, though not public
+
+    table = {
+        operator: function
+        for operator, function in torch.export.default_decompositions().items()
+        if row_name(operator) not in ATEN
+    }
+    missing = {op for _, op in operators(program.graph_module) if row_name(op) not in ATEN}
+    return {**get_decompositions(list(missing - table.keys())), **table}
+
+
+def _named(spec: Any) -> str:
+    return str(spec.target or spec.arg.name)
+
+
+def _exported(program: Any) -> Exported:
+    """What is needed of an exported program."""
+    signature = program.graph_signature
+    names = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "CONSTANT_TENSOR": CONSTANT}
+    arguments = tuple(
+        (LITERAL if hasattr(spec.arg, "value") else names.get(spec.kind.name, INPUT), _named(spec))
+        for spec in signature.input_specs
+    )
+    results = tuple(
+        spec.target if spec.kind.name == "BUFFER_MUTATION" else ""
+        for spec in signature.output_specs
+    )
+    constants = {
+        name: array_of(program.constants[name]) for kind, name in arguments if kind == CONSTANT
+    }
+    return Exported(program.graph_module, arguments, results, constants, program.call_spec.out_spec)

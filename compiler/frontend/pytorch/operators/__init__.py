@@ -1,0 +1,24 @@
+"""ATen's operators as functions on JAX arrays, one file per kind; `registry.py` says how."""
+
+from shardwright.compiler.frontend.pytorch.operators import (
+    attention,
+    control,
+    convolution,
+    elementwise,
+    indexing,
+    losses,
+    normalise,
+    products,
+    random,
+    recurrent,
+    reduction,
+    shape,
+)
+from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, HIGHER_ORDER
+
+__all__ = ["ATEN", "HIGHER_ORDER"]
+_KINDS = (
+    *(attention, control, convolution, elementwise, indexing, losses, normalise, products, random),
+    *(recurrent, reduction, shape),
+)
+"""Files whose rows the tables have."""

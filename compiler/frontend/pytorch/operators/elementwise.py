@@ -1,0 +1,271 @@
+"""Operators of single elements: arithmetic, comparisons, activations, types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy import special
+
+from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
+from shardwright.compiler.frontend.pytorch.types import scalar
+
+ATEN.rows(
+    {
+        "abs": jnp.abs,
+        "neg": jnp.negative,
+        "sign": jnp.sign,
+        "sgn": jnp.sign,
+        "exp": jnp.exp,
+        "exp2": jnp.exp2,
+        "expm1": jnp.expm1,
+        "log": jnp.log,
+        "log2": jnp.log2,
+        "log10": jnp.log10,
+        "log1p": jnp.log1p,
+        "sqrt": jnp.sqrt,
+        "rsqrt": jax.lax.rsqrt,
+        "reciprocal": jnp.reciprocal,
+        "square": jnp.square,
+        "sin": jnp.sin,
+        "cos": jnp.cos,
+        "tan": jnp.tan,
+        "asin": jnp.arcsin,
+        "acos": jnp.arccos,
+        "atan": jnp.arctan,
+        "atan2": jnp.arctan2,
+        "sinh": jnp.sinh,
+        "cosh": jnp.cosh,
+        "tanh": jnp.tanh,
+        "asinh": jnp.arcsinh,
+        "acosh": jnp.arccosh,
+        "atanh": jnp.arctanh,
+        "erf": special.erf,
+        "erfc": special.erfc,
+        "erfinv": special.erfinv,
+        "lgamma": special.gammaln,
+        "digamma": special.digamma,
+        "floor": jnp.floor,
+        "ceil": jnp.ceil,
+        "round": jnp.round,
+        "trunc": jnp.trunc,
+        "frac": lambda x: x - jnp.trunc(x),
+        "sigmoid": jax.nn.sigmoid,
+        "log_sigmoid": jax.nn.log_sigmoid,
+        "relu": jax.nn.relu,
+        "relu6": jax.nn.relu6,
+        "silu": jax.nn.silu,
+        "mish": jax.nn.mish,
+        "selu": jax.nn.selu,
+        "hardsigmoid": jax.nn.hard_sigmoid,
+        "hardswish": jax.nn.hard_silu,
+        "isnan": jnp.isnan,
+        "isinf": jnp.isinf,
+        "logical_not": jnp.logical_not,
+        "bitwise_not": jnp.bitwise_not,
+        "maximum": jnp.maximum,
+        "minimum": jnp.minimum,
+        "logical_and": jnp.logical_and,
+        "logical_or": jnp.logical_or,
+        "logical_xor": jnp.logical_xor,
+        "where.self": jnp.where,
+        "where.ScalarSelf": jnp.where,
+        "where.ScalarOther": jnp.where,
+        "where.Scalar": jnp.where,
+        "clone": lambda x: x,
+        "contiguous": lambda x: x,
+        "alias": lambda x: x,
+        "lift_fresh_copy": lambda x: x,
+        "detach": jax.lax.stop_gradient,
+        "hypot": jnp.hypot,
+    }
+)
+
+_BINARY = {
+    "mul": jnp.multiply,
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+    "remainder": jnp.remainder,
+    "fmod": jnp.fmod,
+    "floor_divide": jnp.floor_divide,
+    "bitwise_and": jnp.bitwise_and,
+    "bitwise_or": jnp.bitwise_or,
+    "bitwise_xor": jnp.bitwise_xor,
+    "__and__": jnp.bitwise_and,
+    "__or__": jnp.bitwise_or,
+    "__xor__": jnp.bitwise_xor,
+}
+"""Operators of two tensors, or of one and a number."""
+
+
+def _binary(function: Any) -> Any:
+    return lambda x, y: function(scalar(x), scalar(y))
+
+
+for _name, _function in _BINARY.items():
+    ATEN.add(f"{_name}.Tensor" if _name != "floor_divide" else _name, _binary(_function))
+    ATEN.add(f"{_name}.Scalar", _binary(_function))
+
+
+@ATEN.row("add.Tensor", "add.Scalar")
+def add(x: Any, y: Any, alpha: Any = 1) -> Any:
+    """x + alpha y."""
+    return jnp.add(scalar(x), scalar(y) if alpha == 1 else scalar(y) * alpha)
+
+
+@ATEN.row("sub.Tensor", "sub.Scalar")
+def sub(x: Any, y: Any, alpha: Any = 1) -> Any:
+    """x - alpha y."""
+    return jnp.subtract(scalar(x), scalar(y) if alpha == 1 else scalar(y) * alpha)
+
+
+@ATEN.row("rsub.Tensor", "rsub.Scalar")
+def rsub(x: Any, y: Any, alpha: Any = 1) -> Any:
+    """y - alpha x."""
+    return sub(y, x, alpha)
+
+
+_ROUNDED = {None: lambda x: x, "floor": jnp.floor, "trunc": jnp.trunc}
+
+
+@ATEN.row("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "true_divide.Tensor")
+def div(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+    """x / y, rounded where asked."""
+    return _ROUNDED[rounding_mode](jnp.true_divide(x, y))
+
+
+@ATEN.row("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
+def power(x: Any, y: Any) -> Any:
+    """x to the power of y; a whole one by multiplication."""
+    if isinstance(y, float) and y.is_integer():
+        y = int(y)
+    return jnp.power(x, y)
+
+
+@ATEN.row("addcmul")
+def addcmul(x: Any, a: Any, b: Any, value: Any = 1) -> Any:
+    """x + value a b."""
+    return x + value * a * b
+
+
+@ATEN.row("addcdiv")
+def addcdiv(x: Any, a: Any, b: Any, value: Any = 1) -> Any:
+    """x + value a / b."""
+    return x + value * a / b
+
+
+@ATEN.row("lerp.Scalar", "lerp.Tensor")
+def lerp(x: Any, y: Any, weight: Any) -> Any:
+    """x + weight (y - x)."""
+    return x + weight * (y - x)
+
+
+@ATEN.row("clamp", "clamp.Tensor", "clip")
+def clamp(x: Any, min: Any = None, max: Any = None) -> Any:  # torch's names
+    """x, at least min and at most max."""
+    return jnp.clip(x, scalar(min), scalar(max))
+
+
+@ATEN.row("clamp_min", "clamp_min.Tensor")
+def clamp_min(x: Any, low: Any) -> Any:
+    """x, at least low."""
+    return jnp.maximum(x, scalar(low))
+
+
+@ATEN.row("clamp_max", "clamp_max.Tensor")
+def clamp_max(x: Any, high: Any) -> Any:
+    """x, at most high."""
+    return jnp.minimum(x, scalar(high))
+
+
+@ATEN.row("gelu")
+def gelu(x: Any, approximate: str = "none") -> Any:
+    """Gaussian error linear unit, by erf or by tanh."""
+    return jax.nn.gelu(x, approximate=approximate == "tanh")
+
+
+@ATEN.row("leaky_relu")
+def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
+    """x, or negative_slope x where x is negative."""
+    return jax.nn.leaky_relu(x, negative_slope)
+
+
+@ATEN.row("prelu")
+def prelu(x: Any, weight: Any) -> Any:
+    """x, or weight x where x is negative; weight [1] or [C] along dim 1."""
+    if weight.size > 1:
+        weight = weight.reshape(1, -1, *[1] * (x.ndim - 2))
+    return jnp.where(x > 0, x, weight * x)
+
+
+@ATEN.row("elu")
+def elu(x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
+    """Exponential linear unit."""
+    low = jnp.where(x > 0, 0, x)  # so that nothing overflows on the side that is not taken
+    return scale * jnp.where(x > 0, x, alpha * jnp.expm1(input_scale * low))
+
+
+@ATEN.row("softplus")
+def softplus(x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    """log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold."""
+    low = jnp.where(beta * x > threshold, 0, x)
+    return jnp.where(beta * x > threshold, x, jnp.logaddexp(beta * low, 0.0) / beta)
+
+
+@ATEN.row("hardtanh")
+def hardtanh(x: Any, min_val: Any = -1, max_val: Any = 1) -> Any:
+    """x between two numbers."""
+    return jnp.clip(x, min_val, max_val)
+
+
+@ATEN.row("glu")
+def glu(x: Any, dim: int = -1) -> Any:
+    """The first half along dim, times the sigmoid of the second."""
+    return jax.nn.glu(x, dim)
+
+
+@ATEN.row("threshold")
+def threshold(x: Any, threshold: Any, value: Any) -> Any:
+    """x where it is above a threshold, else a value."""
+    return jnp.where(x > threshold, x, value)
+
+
+@ATEN.row("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    """value where mask, else x."""
+    return jnp.where(mask, jnp.asarray(scalar(value), x.dtype), x)
+
+
+@ATEN.row("fill.Scalar", "fill.Tensor")
+def fill(x: Any, value: Any) -> Any:
+    """value everywhere."""
+    return jnp.full(x.shape, scalar(value), x.dtype)
+
+
+@ATEN.row("copy")
+def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """source in the shape and type of x."""
+    return jnp.broadcast_to(source, x.shape).astype(x.dtype)
+
+
+@ATEN.row("nan_to_num")
+def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
+    """Numbers in place of NaN and infinities."""
+    return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
+
+
+@ATEN.row("to.dtype", "_to_copy", "to.dtype_layout", "to.device", "to.other", placed=True)
+def to(place: Place, x: Any, *_: Any, **__: Any) -> Any:
+    """x in another type, the one of the result."""
+    return x.astype(place.dtype)
+
+
+@ATEN.row("type_as")
+def type_as(x: Any, other: Any) -> Any:
+    """x in the type of another tensor."""
+    return x.astype(other.dtype)

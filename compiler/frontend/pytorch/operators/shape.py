@@ -1,0 +1,263 @@
+"""Shapes: views, concatenation, padding, and tensors made of a shape alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
+from shardwright.compiler.frontend.pytorch.types import scalar
+
+_VIEWS = ("view", "reshape", "_unsafe_view", "view_as", "unflatten.int", "flatten.using_ints")
+_SQUEEZED = ("squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "_reshape_copy")
+
+
+@ATEN.row(*_VIEWS, *_SQUEEZED, placed=True)
+def reshaped(place: Place, x: Any, *_: Any, **__: Any) -> Any:
+    """x in the shape of the result, elements in order."""
+    return x.reshape(place.shape)
+
+
+@ATEN.row("expand", "expand_as", placed=True)
+def expand(place: Place, x: Any, *_: Any, **__: Any) -> Any:
+    """x repeated along dims of size 1, and new ones in front."""
+    return jnp.broadcast_to(x, place.shape)
+
+
+@ATEN.row("transpose.int")
+def transpose(x: Any, a: int, b: int) -> Any:
+    """x with two dims exchanged."""
+    return jnp.swapaxes(x, a, b) if x.ndim else x
+
+
+@ATEN.row("t", "numpy_T")
+def transposed(x: Any) -> Any:
+    """A matrix, transposed."""
+    return x.T
+
+
+@ATEN.row("permute")
+def permute(x: Any, dims: Sequence[int]) -> Any:
+    """x with its dims in another order."""
+    return jnp.transpose(x, dims)
+
+
+@ATEN.row("movedim.intlist", "movedim.int")
+def movedim(x: Any, source: Any, destination: Any) -> Any:
+    """x with some dims elsewhere."""
+    return jnp.moveaxis(x, source, destination)
+
+
+@ATEN.row("cat", "concat", placed=True)
+def cat(place: Place, tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Tensors one behind the other along a dim; empty 1-d ones are left out, as torch does."""
+    parts = [x.astype(place.dtype) for x in tensors if x.shape != (0,) or place.shape == (0,)]
+    return jnp.concatenate(parts, dim)
+
+
+@ATEN.row("stack")
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Tensors along a new dim."""
+    return jnp.stack(tensors, dim)
+
+
+@ATEN.row("split.Tensor")
+def split(x: Any, size: int, dim: int = 0) -> Any:
+    """Pieces of one size, the last one of what is left."""
+    count = x.shape[dim]
+    return [
+        jax.lax.slice_in_dim(x, n, min(n + size, count), axis=dim) for n in range(0, count, size)
+    ]
+
+
+@ATEN.row("split_with_sizes", "split.sizes")
+def split_with_sizes(x: Any, sizes: Sequence[int], dim: int = 0) -> Any:
+    """Pieces of given sizes."""
+    ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+    return [
+        jax.lax.slice_in_dim(x, end - size, end, axis=dim)
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+@ATEN.row("chunk")
+def chunk(x: Any, chunks: int, dim: int = 0) -> Any:
+    """At most so many pieces of one size."""
+    return split(x, max(1, -(-x.shape[dim] // chunks)), dim)
+
+
+@ATEN.row("unbind.int")
+def unbind(x: Any, dim: int = 0) -> Any:
+    """The slices along a dim."""
+    return [jax.lax.index_in_dim(x, n, dim, keepdims=False) for n in range(x.shape[dim])]
+
+
+def bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """Start and end of a slice as torch has them: negative from the end, cut to the size."""
+    start, end = start or 0, size if end is None else end
+    start, end = (n + size if n < 0 else n for n in (start, end))
+    start = min(max(start, 0), size)
+    return start, max(start, min(end, size))
+
+
+@ATEN.row("slice.Tensor")
+def sliced(
+    x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    """A slice along a dim."""
+    first, last = bounds(x.shape[dim], start, end)
+    return jax.lax.slice_in_dim(x, first, last, step, dim)
+
+
+@ATEN.row("narrow")
+def narrow(x: Any, dim: int, start: int, length: int) -> Any:
+    """`length` elements along a dim."""
+    return sliced(x, dim, start, start % x.shape[dim] + length)
+
+
+@ATEN.row("select.int")
+def select(x: Any, dim: int, index: int) -> Any:
+    """One element along a dim, which goes."""
+    return jax.lax.index_in_dim(x, index, dim, keepdims=False)
+
+
+@ATEN.row("slice_scatter")
+def slice_scatter(
+    x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    """x with a slice replaced."""
+    first, last = bounds(x.shape[dim], start, end)
+    where = [slice(None)] * x.ndim
+    where[dim] = slice(first, last, step)
+    return x.at[tuple(where)].set(source.astype(x.dtype))
+
+
+@ATEN.row("select_scatter")
+def select_scatter(x: Any, source: Any, dim: int, index: int) -> Any:
+    """x with one element along a dim replaced."""
+    index = index % x.shape[dim]
+    return slice_scatter(x, jnp.expand_dims(source, dim), dim, index, index + 1)
+
+
+@ATEN.row("constant_pad_nd")
+def constant_pad(x: Any, pad: Sequence[int], value: Any = 0) -> Any:
+    """x with a value around it; pairs from the last dim on, negative ones cut."""
+    pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
+    widths = [(0, 0)] * (x.ndim - len(pairs)) + pairs
+    return jax.lax.pad(x, jnp.asarray(value, x.dtype), [(low, high, 0) for low, high in widths])
+
+
+_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+@ATEN.row("pad")
+def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    """x with something around it."""
+    if mode == "constant":
+        return constant_pad(x, pad, value or 0)
+    pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - len(pairs)) + pairs, mode=_MODES[mode])
+
+
+@ATEN.row("repeat")
+def repeat(x: Any, repeats: Sequence[int]) -> Any:
+    """x so often along each dim."""
+    return jnp.tile(x, repeats)
+
+
+@ATEN.row("repeat_interleave.self_int")
+def repeat_interleave(x: Any, repeats: int, dim: int | None = None, **_: Any) -> Any:
+    """Each element so often."""
+    return jnp.repeat(x, repeats, dim)
+
+
+@ATEN.row("flip")
+def flip(x: Any, dims: Sequence[int]) -> Any:
+    """x in reverse order along dims."""
+    return jnp.flip(x, tuple(dims))
+
+
+@ATEN.row("roll")
+def roll(x: Any, shifts: Any, dims: Any = ()) -> Any:
+    """x shifted around."""
+    return jnp.roll(x, tuple(shifts), tuple(dims) or None)
+
+
+@ATEN.row("tril")
+def tril(x: Any, diagonal: int = 0) -> Any:
+    """The lower triangle."""
+    return jnp.tril(x, diagonal)
+
+
+@ATEN.row("triu")
+def triu(x: Any, diagonal: int = 0) -> Any:
+    """The upper triangle."""
+    return jnp.triu(x, diagonal)
+
+
+@ATEN.row("arange", "arange.start", "arange.start_step", placed=True)
+def arange(place: Place, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Any:
+    """Numbers one step apart."""
+    if end is None:
+        start, end = 0, start
+    return jnp.arange(start, end, step, place.dtype)
+
+
+@ATEN.row("linspace", placed=True)
+def linspace(place: Place, start: Any, end: Any, steps: int, **_: Any) -> Any:
+    """Numbers equally far apart, both ends among them."""
+    return jnp.linspace(start, end, steps, dtype=place.dtype)
+
+
+@ATEN.row("full", "full_like", "new_full", placed=True)
+def full(place: Place, _: Any, value: Any, **__: Any) -> Any:
+    """One value everywhere."""
+    return jnp.full(place.shape, scalar(value), place.dtype)
+
+
+_EMPTY = ("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty")
+
+
+@ATEN.row(*_EMPTY, "empty_strided", "new_empty_strided", placed=True)
+def zeros(place: Place, *_: Any, **__: Any) -> Any:
+    """Zeros; what torch leaves without values has them too."""
+    return jnp.zeros(place.shape, place.dtype)
+
+
+@ATEN.row("ones", "ones_like", "new_ones", placed=True)
+def ones(place: Place, *_: Any, **__: Any) -> Any:
+    """Ones."""
+    return jnp.ones(place.shape, place.dtype)
+
+
+@ATEN.row("scalar_tensor", placed=True)
+def scalar_tensor(place: Place, value: Any, **_: Any) -> Any:
+    """One number."""
+    return jnp.asarray(scalar(value), place.dtype)
+
+
+@ATEN.row("eye", "eye.m", placed=True)
+def eye(place: Place, *_: Any, **__: Any) -> Any:
+    """Ones on the diagonal."""
+    rows, columns = place.shape
+    return jnp.eye(rows, columns, dtype=place.dtype)
+
+
+@ATEN.row("diagonal")
+def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """The diagonal of two dims, as the last one."""
+    return jnp.diagonal(x, offset, dim1, dim2)
+
+
+@ATEN.row("pixel_shuffle")
+def pixel_shuffle(x: Any, factor: int) -> Any:
+    """[..., C r r, H, W] -> [..., C, H r, W r]."""
+    *lead, channels, height, width = x.shape
+    c = channels // factor**2
+    x = x.reshape(*lead, c, factor, factor, height, width)
+    n = len(lead)
+    x = jnp.transpose(x, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
+    return x.reshape(*lead, c, height * factor, width * factor)

@@ -1,0 +1,60 @@
+"""torch's types, as the machine and JAX have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from shardwright.compiler.diagnostics import UsageError
+
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+
+_TYPES = {
+    "bool": np.bool_,
+    "uint8": np.uint8,
+    "int8": np.int8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float32,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+"""Name of a `torch.dtype` -> what it is computed in. No engine has 64 bits (docs/op-types.md), and
+JAX, unless told otherwise, has none either: indices and counts are kept in 32."""
+
+
+def numpy_type(dtype: Any) -> np.dtype[Any]:
+    """The type that a `torch.dtype` is computed in. Raises UsageError for one without, as complex
+    numbers."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in _TYPES:
+        raise UsageError(
+            "SW_TORCH_TYPE",
+            f"a type of {', '.join(_TYPES)} is required, got {name}",
+            hint="no engine has such numbers: complex ones are pairs of real arrays",
+        )
+    found: np.dtype[Any] = np.dtype(_TYPES[name])
+    return found
+
+
+def scalar(value: Any) -> Any:
+    """A Python number as an argument; integers of 64 bits become the nearest of 32."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return min(max(value, INT_MIN), INT_MAX)
+    return value
+
+
+def array_of(tensor: Any) -> np.ndarray[Any, Any]:
+    """The values of a tensor, in the type that it is computed in."""
+    import torch
+
+    plain = tensor.detach().cpu()
+    is_known = plain.dtype is not torch.bfloat16 and "float8" not in str(plain.dtype)  # to NumPy
+    values: np.ndarray[Any, Any] = (plain if is_known else plain.float()).numpy()
+    return values.astype(numpy_type(plain.dtype))
