@@ -101,8 +101,8 @@ class StrategySettings:
     embedding, head and loss cost, or equally many."""
 
     stage_layers: str = ""
-    """Layers of every part of a pipeline in order, `8, 8, 9, 7` (cut points of one's own); empty:
-    as `stage_balance` says."""
+    """Layers of every part of a pipeline in order, `8, 8, 9, 7` (cut points of one's own), a last
+    `*` for what is left; empty: as `stage_balance` says."""
 
     tensor_plan: str = ""
     """Weights and the dim of each that `mesh.tp` splits, `layers.*.wq.weight:0,

@@ -104,7 +104,7 @@ def plan_of(
             raise ShardingError(
                 "SW_TENSOR_PLAN",
                 f"strategy.tensor_plan requires weights of the step, got {pattern}",
-                hint=f"weights are {_few(names)}",
+                hint=f"weights are {_few(names)}; strategy.tensor_plan= leaves the plan out",
             )
         for slot, value in found:
             own = [d for d, f in sorted(indices.families(value)) if f not in layers]

@@ -66,7 +66,8 @@ class Unit:
 
     `modules` are those of the call, "" the model itself. With `group` they are patterns instead
     (`layers.*`): so many matches in order are a unit. `parameters` are held by no unit inside of
-    it. `reshard` None is the default: true for all but the root. `axes` are those of its mesh.
+    it. `reshard` None is the default: true for all but the root. `axes` are those that it is
+    sharded over, `replicas` those of copies (the first dim of a mesh of two); none is all ranks.
     """
 
     modules: tuple[str, ...]
@@ -75,6 +76,7 @@ class Unit:
     reshard: bool | int | None = None
     precision: Precision = Precision()
     axes: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
     offload: str = ""
     loc: Loc = UNKNOWN_LOC
 
@@ -178,6 +180,25 @@ class Distribution:
         for axis in self.axes:
             found *= axis.size
         return found
+
+
+AXIS_NAMES = {
+    "pp": ("pp", "pipe", "pipeline", "stage"),
+    "dp_replicate": ("dp_replicate", "replicate", "ddp", "rep", "dp_rep", "dp_outer"),
+    "dp_shard": ("dp_shard", "fsdp", "shard", "dp", "data", "batch", "dp_inner", "zero"),
+    "cp": ("cp", "context", "ring", "sp", "seq", "sequence"),
+    "tp": ("tp", "tensor", "model", "mp"),
+    "ep": ("ep", "expert", "experts", "dp_shard_in_ep"),
+}
+"""Axes of ours -> names that people give to such a dim of a DeviceMesh."""
+
+
+def axis_named(name: str) -> str:
+    """The axis of ours that a dim is called after, "" for none."""
+    wanted = name.lower()
+    if wanted == "dp_shard_mod_ep":  # torchtitan: what `ep` leaves of dp_shard
+        return "dp_shard"
+    return next((axis for axis, names in AXIS_NAMES.items() if wanted in names), "")
 
 
 _SPLIT_DIMS = {

@@ -46,6 +46,7 @@ from shardwright.compiler.frontend.pytorch.distribution import (
     Replicated,
     Style,
     Unit,
+    axis_named,
     split_weights,
 )
 
@@ -142,8 +143,8 @@ def _axes(reader: _Reader, name: str, value: Any, names: Sequence[str]) -> tuple
 
 
 def _data_axes(names: Sequence[str]) -> tuple[str, ...]:
-    """The axes that FSDP takes where a unit does not say: all but those with another use."""
-    return tuple(name for name in names if name not in ("tp", "pp", "cp", "ep"))
+    """The axes of data parallelism, which are taken where a row does not say."""
+    return tuple(n for n in names if axis_named(n) in ("dp_replicate", "dp_shard", ""))
 
 
 def _units(reader: _Reader, rows: Any, names: Sequence[str]) -> Iterator[Unit]:
@@ -157,13 +158,16 @@ def _units(reader: _Reader, rows: Any, names: Sequence[str]) -> Iterator[Unit]:
             raise reader.refuse(
                 "fully_shard.reshard_after_forward", "true, false or ranks", reshard
             )
+        axes = _axes(reader, "fully_shard.mesh", row.get("mesh", _data_axes(names)), names)
+        copies = tuple(n for n in axes if axis_named(n) == "dp_replicate") if axes[1:] else ()
         is_pattern = any("*" in module for module in modules)
         yield Unit(
             modules=modules,
             group=reader.whole("fully_shard.group", row.get("group", 1), 1) if is_pattern else 0,
             reshard=reshard,
             precision=reader.precision("fully_shard", row),
-            axes=_axes(reader, "fully_shard.mesh", row.get("mesh", _data_axes(names)), names),
+            axes=tuple(n for n in axes if n not in copies),
+            replicas=copies,
             offload=reader.one_of("fully_shard.offload", row.get("offload", ""), ("", "cpu")),
             loc=reader.at("fully_shard"),
         )

@@ -234,15 +234,33 @@ def record_unit(
     offload: str = "",
 ) -> None:
     """A unit of FSDP, of either version."""
+    replicas, axes = _data_axes(recording, mesh)
     unit = Unit(
         modules=(),
         reshard=reshard,
         precision=precision_of(policy),
-        axes=recording.axes_of(mesh),
+        axes=axes,
+        replicas=replicas,
         offload=offload,
         loc=recording.here(),
     )
     recording.add_unit(modules, unit)
+
+
+def _data_axes(recording: Recording, mesh: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(axes of copies, axes of shards) of a mesh that FSDP was given; of one dim all are shards.
+    Raises UsageError (SW_TORCH_MESH)."""
+    if not isinstance(mesh, RecordedMesh):
+        return (), ()
+    if mesh.ndim > 2:
+        names = ", ".join(dim.name for dim in mesh.dims)
+        raise UsageError(
+            "SW_TORCH_MESH",
+            f"fully_shard requires a mesh of one dim, or of copies and shards, got {names}",
+            recording.here(),
+            'give it the slice: mesh["dp_replicate", "dp_shard"]',
+        )
+    return (mesh.dims[0].axes, mesh.dims[1].axes) if mesh.ndim == 2 else ((), mesh.axes)
 
 
 def record_plan(recording: Recording, module: Any, mesh: Any, plan: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.sharding.cut.pipeline.balance import PartShare, layer_costs, shares
+from shardwright.sharding.cut.pipeline.balance import REST, PartShare, layer_costs, shares
 from shardwright.sharding.cut.pipeline.loops import LayerWalk
 from shardwright.sharding.indices.dims import batch_labels, reached
 from shardwright.sharding.indices.indices import Class, IndexClasses
@@ -135,15 +135,16 @@ class _Assigner:
         if not self.sizes:
             even = [1.0] * len(costs)
             return shares(costs if self.balance == "cost" else even, self.num_parts)
-        if len(self.sizes) != self.num_parts or sum(self.sizes) != len(costs):
+        sizes = [size if size != REST else len(costs) - sum(self.sizes) for size in self.sizes]
+        if len(sizes) != self.num_parts or sum(sizes) != len(costs) or min(sizes) < 1:
             given = ", ".join(map(str, self.sizes))
             raise ShardingError(
                 "SW_PIPELINE_LAYERS",
                 f"strategy.stage_layers requires {self.num_parts} parts of {len(costs)} layers in"
-                f" all, got {given}: {len(self.sizes)} of {sum(self.sizes)}",
+                f" all, got {given}: {len(sizes)} parts of {sum(self.sizes)}",
                 hint="leave it out to have layers shared out by cost",
             )
-        return self.sizes
+        return sizes
 
     def _layers(self) -> list[ScannedLayers | UnrolledLayers]:
         """Layers where the model first runs them, in program order."""

@@ -50,16 +50,23 @@ def by_stage(parts: Sequence[PartShare], num_stages: int) -> list[dict[str, obje
     ]
 
 
+REST = 0
+"""The size of a part that takes the layers which are left."""
+
+
 def stage_sizes(text: str) -> tuple[int, ...]:
-    """`strategy.stage_layers` as numbers. Raises ShardingError (SW_PIPELINE_LAYERS)."""
+    """`strategy.stage_layers` as numbers, `REST` for a `*` at the end. Raises ShardingError
+    (SW_PIPELINE_LAYERS)."""
     words = [word.strip() for word in text.split(",")] if text.strip() else []
+    last = (REST,) if words[-1:] == ["*"] else ()
+    words = words[: len(words) - len(last)]
     if not all(word.isdecimal() and int(word) for word in words):
         raise ShardingError(
             "SW_PIPELINE_LAYERS",
             f"strategy.stage_layers requires numbers of layers, got {text!r}",
             hint="one for every part of the pipeline: 8, 8, 9, 7",
         )
-    return tuple(map(int, words))
+    return (*map(int, words), *last)
 
 
 def shares(costs: Sequence[float], num_parts: int) -> list[int]:
