@@ -66,6 +66,16 @@ def load_task(
     return task
 
 
+def call_entry(entry: str, folder: Path, asked_by: str) -> Any:
+    """What `module:function`, imported from `folder`, returns without arguments. Raises UsageError
+    when it cannot be found, or raises."""
+    module_name, function_name = entry_names(entry)
+    with _on_path(folder):
+        function = _find_function(module_name, function_name, folder)
+        with called(f"{asked_by} {entry}", str(folder)):
+            return function()
+
+
 def _refuse_step(entry: str, function: Callable[..., Any], given: Collection[str]) -> None:
     """Refuse a step that nothing shows the arguments of. Raises UsageError."""
     needed = required_arguments(function)

@@ -65,12 +65,19 @@ class TensorPlan:
             for slot, value in step.slots(*WEIGHT_ROLES)
             if value not in self.said and set(step.layout.of(value).axes) & {*atoms}
         ]
-        same = self.families == set(own)
+        indices = step.layout.indices
+        others = [
+            f"{slot.name.partition('/')[2]} dim {dim}"
+            for slot, value in step.slots(*WEIGHT_ROLES)
+            for dim, family in indices.families(value)
+            if family in {*own} - self.families
+        ]
         text = f"{len(followed)} of {len(self.said) + len(self.refused)} weights of the plan lie"
         text += f" over {axis} as it says"
-        text += "; the strategy finds the same by itself" if same else "; the strategy differs"
         if also:
             text += f"; {_few(also)} lie so too, since their indices are the same"
+        text += "; the strategy finds the same by itself" if self.families == {*own} else ""
+        text += f"; by itself it would split {_few(others)} too" if others else ""
         notes = [Diagnostic("SW_TENSOR_PLAN", text, severity="note")]
         for name, why in self.refused.items():
             hint = "leave it out of the plan, or split another dim of it"

@@ -88,7 +88,7 @@ def json_fields(path: Path, text: str) -> Fields:
     except ValueError as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
         raise unreadable(path, line, f"not valid JSON: {error}") from error
-    return _flat(path, data, _json_lines(path, text).get)
+    return _flat(path, data, json_lines(path, text).get)
 
 
 def toml_fields(path: Path, text: str) -> Fields:
@@ -100,7 +100,7 @@ def toml_fields(path: Path, text: str) -> Fields:
         last = len(text.splitlines()) if "end of document" in str(error) else 0
         line = int(found[1]) if found else last
         raise unreadable(path, line, f"not valid TOML: {error}") from error
-    return _flat(path, data, _toml_lines(text).get)
+    return _flat(path, data, toml_lines(text).get)
 
 
 def _flat(path: Path, data: Any, line: Callable[[str, int], int]) -> Fields:
@@ -130,7 +130,7 @@ def _leaves(
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,\n]')
 
 
-def _json_lines(path: Path, text: str) -> dict[str, int]:
+def json_lines(path: Path, text: str) -> dict[str, int]:
     """Line of every name in valid JSON. Raises UsageError for a name that an object repeats."""
     lines: dict[str, int] = {}
     names: list[str] = []  # that lead here; the first is the file's, "" stands for a list
@@ -153,18 +153,19 @@ def _json_lines(path: Path, text: str) -> dict[str, int]:
 
 
 _TOML_HEAD = re.compile(r"\s*\[\[?\s*([\w.\-]+)\s*\]")
-_TOML_KEY = re.compile(r"\s*([\w.\-]+)\s*=")
+_TOML_KEY = re.compile(r"\s*(?:([\w.\-]+)|\"([^\"]+)\")\s*=")
 
 
-def _toml_lines(text: str) -> dict[str, int]:
-    """Line of every name that stands at the start of one."""
+def toml_lines(text: str) -> dict[str, int]:
+    """Line of every name that stands at the start of one, and of the first head of a table."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if head := _TOML_HEAD.match(line):
             table = f"{head[1]}."
+            lines.setdefault(head[1], number)
         elif key := _TOML_KEY.match(line):
-            lines.setdefault(table + key[1], number)
+            lines.setdefault(table + (key[1] or key[2]), number)
     return lines
 
 

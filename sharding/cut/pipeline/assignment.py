@@ -137,7 +137,7 @@ class _Assigner:
             return shares(costs if self.balance == "cost" else even, self.num_parts)
         sizes = [size if size != REST else len(costs) - sum(self.sizes) for size in self.sizes]
         if len(sizes) != self.num_parts or sum(sizes) != len(costs) or min(sizes) < 1:
-            given = ", ".join(map(str, self.sizes))
+            given = ", ".join(str(size or "*") for size in self.sizes)
             raise ShardingError(
                 "SW_PIPELINE_LAYERS",
                 f"strategy.stage_layers requires {self.num_parts} parts of {len(costs)} layers in"

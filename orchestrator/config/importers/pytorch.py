@@ -1,0 +1,105 @@
+"""PyTorch's distribution of a model: the function of a user's that makes it (`train.py:build`), or
+a table (TOML, JSON) that says it. The model itself is the job's.
+
+The function is run once, on one process, with recorders in place of what shards a module
+(`compiler/frontend/pytorch/distributed.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.entry import call_entry
+from shardwright.compiler.frontend.pytorch.distributed import reading
+from shardwright.compiler.frontend.pytorch.distribution import Distribution
+from shardwright.compiler.frontend.pytorch.distribution_table import distribution_of
+from shardwright.compiler.machine.target import FIRST_TARGET
+from shardwright.compiler.support.documents import parse_json, parse_toml
+from shardwright.orchestrator.config.importers.distributed_terms import tables_of, terms_of
+from shardwright.orchestrator.config.importers.fields import (
+    json_lines,
+    text_of,
+    toml_lines,
+    unreadable,
+)
+from shardwright.orchestrator.config.importers.imported import Asked, Imported, Meaning
+from shardwright.orchestrator.config.importers.shapes import Ranks, cluster_tables
+from shardwright.orchestrator.config.importers.table import Reading
+
+_CODE = ".py:"
+
+
+def imported_of(path: Path, asked: Asked) -> Imported:
+    """What a file says about distribution. Raises UsageError for a file that is none (SW_IMPORT,
+    SW_ENTRY, SW_TORCH_TABLE), and for what cannot be (`terms_of`)."""
+    cores = asked.cores_of(FIRST_TARGET)
+    said = distribution(path, (asked.instances or 1) * cores)
+    terms = terms_of(said)
+    tables = tables_of(terms)
+    read = Reading(Path(str(path).partition(":")[0]))
+    mesh = tables.get("mesh", {})
+    if mesh:
+        ranks = Ranks(
+            **{axis: mesh.get(axis, 1) for axis in ("pp", "cp", "tp", "ep")},
+            shard=mesh.get("dp_shard", 1),
+            replicate=mesh.get("dp_replicate", 1),
+        )
+        tables |= cluster_tables(read, ranks, cores, asked.instances)
+    tables.setdefault("strategy", {})
+    return Imported("pytorch", read, Meaning(tables), terms=terms)
+
+
+def distribution(path: Path, world_size: int) -> Distribution:
+    """What a function (`file.py:function`) does to the model that it returns, of so many ranks where
+    it asks, or what a table says. Raises UsageError."""
+    file, _, function = str(path).rpartition(":")
+    if _CODE in str(path):
+        place = Path(file).resolve()
+        if not place.is_file():
+            raise UsageError("SW_ENTRY", f"--from pytorch requires a file {file}, there is none")
+        with reading(world_size, str(place.parent)) as recording:
+            made = call_entry(f"{place.stem}:{function}", place.parent, "--from pytorch")
+            return recording.distribution(_model_of(made, path))
+    if path.suffix == ".py":
+        raise UsageError(
+            "SW_ENTRY",
+            f"--from pytorch requires file.py:function, got {path}",
+            hint="name the function that builds and distributes the model, and returns it",
+        )
+    return _from_table(path)
+
+
+def _model_of(made: Any, path: Path) -> Any:
+    """The module among what a function returns. Raises UsageError (SW_ENTRY)."""
+    several = made if isinstance(made, tuple | list) else [made]
+    for one in several:
+        if hasattr(one, "named_modules"):
+            return one
+    raise UsageError(
+        "SW_ENTRY",
+        f"--from pytorch {path} requires a function that returns the module it has distributed, got"
+        f" {type(made).__name__}",
+        hint="end it with: return model",
+    )
+
+
+def _from_table(path: Path) -> Distribution:
+    text = text_of(path)
+    is_json = path.suffix.lower() == ".json"
+    try:
+        data = parse_json(text) if is_json else parse_toml(text)
+    except ValueError as error:
+        kind = "JSON" if is_json else "TOML"
+        raise unreadable(path, 0, f"not valid {kind}: {error}") from error
+    if not isinstance(data, dict):
+        raise unreadable(path, 1, "a distribution requires tables, got none")
+    lines = json_lines(path, text) if is_json else toml_lines(text)
+
+    def line(name: str) -> int:
+        """Of a name, or of the first table that begins so."""
+        own = [number for key, number in lines.items() if key.startswith(f"{name}.")]
+        return lines.get(name) or min(own, default=0)
+
+    return distribution_of(data, str(path), line)
