@@ -48,8 +48,9 @@ def show(section: Facts) -> None:
 def show_terms(terms: Sequence[Facts]) -> None:
     """What was said and what is done, side by side."""
     console = terminal.console()
-    table = terminal.table("at", "term", "said", "done", "why it differs", title="terms")
+    table = terminal.table("term", "said", "here", title="terms")
     for row in terms:
         at = f"{row['file']}:{row['line']}" if row["line"] else row["file"]
-        table.add_row(at, row["term"], row["said"], row["done"], row["why"])
+        here = f"{row['done']}\ndiffers: {row['why']}" if row["why"] else row["done"]
+        table.add_row(f"{row['term']}\n{at}".rstrip(), row["said"], here)
     console.print(table)

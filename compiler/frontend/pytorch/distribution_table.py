@@ -55,16 +55,20 @@ _TABLES = ("mesh", "fully_shard", "parallelize", "checkpoint", "pipeline", "ddp"
 _PRECISION = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
+Line = Callable[[str, int], int]
+"""The line of a name, or of row `n` of a list of tables; 0 where it is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Values of a table by name; `line` finds where the file has a name."""
 
     file: str
-    line: Callable[[str], int]
+    line: Line
 
-    def at(self, name: str) -> Loc:
-        """Where a name stands."""
-        return Loc(self.file, self.line(name))
+    def at(self, name: str, row: int = 0) -> Loc:
+        """Where a name stands, or a row of a list of tables."""
+        return Loc(self.file, self.line(name, row))
 
     def refuse(self, name: str, required: str, got: object, hint: str = "") -> UsageError:
         """The refusal of a value."""
@@ -110,7 +114,7 @@ class _Reader:
 
 
 def distribution_of(
-    table: Mapping[str, Any], file: str = "", line: Callable[[str], int] = lambda _: 0
+    table: Mapping[str, Any], file: str = "", line: Line = lambda *_: 0
 ) -> Distribution:
     """The distribution that a table says. Raises UsageError (SW_TORCH_TABLE)."""
     reader = _Reader(file, line)
@@ -150,7 +154,7 @@ def _data_axes(names: Sequence[str]) -> tuple[str, ...]:
 def _units(reader: _Reader, rows: Any, names: Sequence[str]) -> Iterator[Unit]:
     keys = ("modules", "group", "mesh", "offload", "reshard_after_forward", *_PRECISION)
     several = rows if isinstance(rows, list | tuple) else [rows]
-    for given in several:
+    for number, given in enumerate(several):
         row = reader.table("fully_shard", given, keys)
         modules = reader.words("fully_shard.modules", row.get("modules", ""))
         reshard = row.get("reshard_after_forward")
@@ -169,7 +173,7 @@ def _units(reader: _Reader, rows: Any, names: Sequence[str]) -> Iterator[Unit]:
             axes=tuple(n for n in axes if n not in copies),
             replicas=copies,
             offload=reader.one_of("fully_shard.offload", row.get("offload", ""), ("", "cpu")),
-            loc=reader.at("fully_shard"),
+            loc=reader.at("fully_shard", number),
         )
 
 

@@ -77,30 +77,38 @@ def text_of(path: Path) -> str:
     return text
 
 
-def json_fields(path: Path, text: str) -> Fields:
-    """The fields of JSON. Raises UsageError."""
+def json_data(path: Path, text: str) -> Any:
+    """The data of JSON. Raises UsageError."""
 
     def constant(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number of JSON")
 
     try:
-        data = parse_json(text, parse_constant=constant)
+        return parse_json(text, parse_constant=constant)
     except ValueError as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
         raise unreadable(path, line, f"not valid JSON: {error}") from error
-    return _flat(path, data, json_lines(path, text).get)
 
 
-def toml_fields(path: Path, text: str) -> Fields:
-    """The fields of TOML. Raises UsageError."""
+def json_fields(path: Path, text: str) -> Fields:
+    """The fields of JSON. Raises UsageError."""
+    return _flat(path, json_data(path, text), json_lines(path, text).get)
+
+
+def toml_data(path: Path, text: str) -> dict[str, Any]:
+    """The data of TOML. Raises UsageError."""
     try:
-        data = parse_toml(text)
+        return parse_toml(text)
     except ValueError as error:
         found = re.search(r"at line (\d+)", str(error))
         last = len(text.splitlines()) if "end of document" in str(error) else 0
         line = int(found[1]) if found else last
         raise unreadable(path, line, f"not valid TOML: {error}") from error
-    return _flat(path, data, toml_lines(text).get)
+
+
+def toml_fields(path: Path, text: str) -> Fields:
+    """The fields of TOML. Raises UsageError."""
+    return _flat(path, toml_data(path, text), toml_lines(text).get)
 
 
 def _flat(path: Path, data: Any, line: Callable[[str, int], int]) -> Fields:

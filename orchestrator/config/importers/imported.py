@@ -14,7 +14,6 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.orchestrator.config.config import KEYS, JobConfig, Keys
-from shardwright.orchestrator.config.importers.distributed_terms import Term
 from shardwright.orchestrator.config.importers.facts import FACTS
 from shardwright.orchestrator.config.importers.fields import (
     Fields,
@@ -25,6 +24,7 @@ from shardwright.orchestrator.config.importers.fields import (
 )
 from shardwright.orchestrator.config.importers.scripts import flag_fields
 from shardwright.orchestrator.config.importers.table import Reading, read
+from shardwright.orchestrator.config.importers.term import Term
 
 _BATCH = ("global_batch", "global_batch_tokens")
 _INTERVAL = ("checkpoint_interval_s", "checkpoint_interval_steps")

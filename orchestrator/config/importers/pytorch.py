@@ -16,11 +16,12 @@ from shardwright.compiler.frontend.pytorch.distributed import reading
 from shardwright.compiler.frontend.pytorch.distribution import Distribution
 from shardwright.compiler.frontend.pytorch.distribution_table import distribution_of
 from shardwright.compiler.machine.target import FIRST_TARGET
-from shardwright.compiler.support.documents import parse_json, parse_toml
 from shardwright.orchestrator.config.importers.distributed_terms import tables_of, terms_of
 from shardwright.orchestrator.config.importers.fields import (
+    json_data,
     json_lines,
     text_of,
+    toml_data,
     toml_lines,
     unreadable,
 )
@@ -52,8 +53,8 @@ def imported_of(path: Path, asked: Asked) -> Imported:
 
 
 def distribution(path: Path, world_size: int) -> Distribution:
-    """What a function (`file.py:function`) does to the model that it returns, of so many ranks where
-    it asks, or what a table says. Raises UsageError."""
+    """What a function (`file.py:function`) does to the model that it returns, of `world_size` ranks
+    where it asks, or what a table says. Raises UsageError."""
     file, _, function = str(path).rpartition(":")
     if _CODE in str(path):
         place = Path(file).resolve()
@@ -88,17 +89,17 @@ def _model_of(made: Any, path: Path) -> Any:
 def _from_table(path: Path) -> Distribution:
     text = text_of(path)
     is_json = path.suffix.lower() == ".json"
-    try:
-        data = parse_json(text) if is_json else parse_toml(text)
-    except ValueError as error:
-        kind = "JSON" if is_json else "TOML"
-        raise unreadable(path, 0, f"not valid {kind}: {error}") from error
+    data = json_data(path, text) if is_json else toml_data(path, text)
     if not isinstance(data, dict):
         raise unreadable(path, 1, "a distribution requires tables, got none")
     lines = json_lines(path, text) if is_json else toml_lines(text)
+    numbered = list(enumerate(text.splitlines(), 1))
 
-    def line(name: str) -> int:
-        """Of a name, or of the first table that begins so."""
+    def line(name: str, row: int = 0) -> int:
+        """Of a name, of a row of a list of tables, or of the first name below."""
+        heads = [number for number, one in numbered if one.strip() == f"[[{name}]]"]
+        if row < len(heads):
+            return heads[row]
         own = [number for key, number in lines.items() if key.startswith(f"{name}.")]
         return lines.get(name) or min(own, default=0)
 

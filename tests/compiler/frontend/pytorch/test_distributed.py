@@ -27,11 +27,8 @@ from shardwright.compiler.frontend.pytorch.distribution import (
     Recompute,
     Style,
 )
-from shardwright.orchestrator.config.importers.distributed_terms import (
-    DIFFERS,
-    tables_of,
-    terms_of,
-)
+from shardwright.orchestrator.config.importers.distributed_terms import tables_of, terms_of
+from shardwright.orchestrator.config.importers.term import DIFFERS
 
 FOLDER = Path(__file__).parents[3] / "models" / "torch_distributed"
 LAYERS = [f"layers.{n}" for n in range(4)]
