@@ -50,17 +50,18 @@ def load_task(
             example = function.settings.example
             taken = _taken(example, f"the example of {function_name}", settings or {})
             return function.task(settings=taken, base_dir=str(folder))
-        taken = _taken(function, function_name, settings or {})
-        _refuse_step(entry, function, {*(arguments or {}), *taken})
-        with called(f"[model] entry {entry}", str(folder)):
-            task = function(**(arguments or {}), **taken)
+        own = _taken_by(function, settings or {})
+        _refuse_step(entry, function, {*(arguments or {}), *own})
+        task = _called(entry, function, folder, {**(arguments or {}), **own}, settings or {})
         if isinstance(task, TrainStep):
             return task.task(base_dir=str(folder))
+        if isinstance(task, TrainTask):
+            _taken(function, function_name, settings or {})
     if not isinstance(task, TrainTask):
         raise UsageError(
             "SW_ENTRY",
-            f"[model] entry {entry} requires a function returning a TrainTask, got "
-            f"{type(task).__name__}",
+            f"[model] entry {entry} requires a function returning a TrainTask or a torch.nn.Module,"
+            f" got {type(task).__name__}",
             hint="from shardwright import TrainTask",
         )
     return task
@@ -74,6 +75,52 @@ def call_entry(entry: str, folder: Path, asked_by: str) -> Any:
         function = _find_function(module_name, function_name, folder)
         with called(f"{asked_by} {entry}", str(folder)):
             return function()
+def _called(
+    entry: str,
+    function: Callable[..., Any],
+    folder: Path,
+    taken: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Any:
+    """What the entry returns; the task of a module of PyTorch, if that is what it makes. Raises
+    UsageError at the user's line."""
+    what = f"[model] entry {entry}"
+    if "torch" in sys.modules:
+        from shardwright.compiler.frontend.pytorch.entry import made_without_values
+
+        found = made_without_values(function, taken)
+        if found is not None:
+            return _of_module(what, function, found, folder, taken, settings)
+    with called(what, str(folder)):
+        found = function(**taken)
+    return _of_module(what, function, found, folder, taken, settings)
+
+
+def _of_module(
+    what: str,
+    function: Callable[..., Any],
+    found: Any,
+    folder: Path,
+    taken: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Any:
+    """The task of what an entry returned, if that is a module of PyTorch."""
+    if "torch" not in sys.modules:
+        return found
+    from shardwright.compiler.frontend.pytorch.entry import (
+        SETTINGS,
+        Entry,
+        makes_module,
+        module_task,
+    )
+
+    if not makes_module(found):
+        return found
+    own = {key.rpartition(".")[2]: value for key, value in settings.items()}
+    obeyed = {name: own[name] for name in SETTINGS if name in own and name not in taken}
+    others = {key: v for key, v in settings.items() if key.rpartition(".")[2] not in obeyed}
+    _taken(function, getattr(function, "__name__", "the entry"), others)
+    return module_task(Entry(what, function, str(folder), taken, obeyed), found)
 
 
 def _refuse_step(entry: str, function: Callable[..., Any], given: Collection[str]) -> None:
@@ -95,14 +142,11 @@ def _taken(function: Callable[..., Any], name: str, settings: Mapping[str, Any])
     """The settings as arguments of the function. Raises UsageError for one that it does not take:
     a step of the user's is theirs, nothing else could obey.
     """
-    is_function = bool(settings) and callable(function)
-    parameters = inspect.signature(function).parameters.values() if is_function else ()
-    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    taken = {}
+    taken = _taken_by(function, settings)
     for key, value in settings.items():
         argument = key.rpartition(".")[2]
-        if not takes_all and argument not in names:
+        if argument not in taken:
+            names, _ = _parameters(function)
             raise UsageError(
                 "SW_MODEL_SETTING",
                 f"{key} = {value!r} requires a function that takes {argument}, got"
@@ -111,8 +155,21 @@ def _taken(function: Callable[..., Any], name: str, settings: Mapping[str, Any])
                 f"write def {name}({argument}=...) and build the step with it, or leave the"
                 " setting out",
             )
-        taken[argument] = value
     return taken
+
+
+def _taken_by(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a function takes, as its arguments."""
+    names, takes_all = _parameters(function) if settings else (set[str](), False)
+    own = {key.rpartition(".")[2]: value for key, value in settings.items()}
+    return {name: value for name, value in own.items() if takes_all or name in names}
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[set[str], bool]:
+    """What a function is given by name, and whether it takes any name."""
+    parameters = inspect.signature(function).parameters.values() if callable(function) else ()
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return names, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 @contextmanager

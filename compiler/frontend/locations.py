@@ -45,6 +45,9 @@ _FROZEN = "<frozen "  # Python's own machinery of imports
 _TRACERS = ("capture.py", "state.py", "train_step.py")
 _CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in _TRACERS}
 _MODELS = "orchestrator/models/"  # below the root; their code counts as the user's
+_ROWS = os.path.join(_PACKAGE, "frontend", "pytorch", "")
+"""Functions that stand for operators of torch's: below them is the code that called the operator.
+"""
 
 
 class LocationReader:
@@ -99,6 +102,8 @@ class LocationReader:
         for file, line in frames:
             if _real(file) in _CALLERS:
                 break
+            if _real(file).startswith(_ROWS):
+                continue
             shown, library = _shown(file, self._base)
             if not library:
                 return Loc(shown, line)

@@ -1,13 +1,10 @@
 """Programs of `programs.toml` that PyTorch has: modules of transformers and torchvision at tiny
-width as functions of JAX, by torchax, and what torch itself computes of them.
+width as functions of JAX, and what torch itself computes of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
-import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.frontend.pytorch.exporting import export
+from shardwright.compiler.frontend.pytorch.interpreter import Values, checked, evaluate
+from shardwright.compiler.frontend.pytorch.types import array_of
+
 N, TIME, VOCAB, PIXELS = 2, 8, 61, 32
 RNG = np.random.default_rng(17)
 Inputs = Callable[[], dict[str, np.ndarray]]
@@ -25,14 +26,12 @@ Inputs = Callable[[], dict[str, np.ndarray]]
 @dataclass(frozen=True, slots=True)
 class Source:
     """A module by its library: a model type and a class of transformers, or a function of
-    torchvision; `sizes` beside those of `SIZES`, parts of a configuration by its name. Inputs that
-    are `known` are closed over: a module takes them to say how large something is.
+    torchvision; `sizes` beside those of `SIZES`, parts of a configuration by its name.
     """
 
     name: str
     inputs: Inputs
     sizes: Mapping[str, Any] = field(default_factory=dict)
-    known: tuple[str, ...] = ()
 
 
 SIZES = {
@@ -156,7 +155,6 @@ TRANSFORMERS: dict[str, Source] = {
         "AudioFlamingo3ForConditionalGeneration",
         lambda: {**image_in_text(3, 10), **sound()},
         {"audio_config": HEARD, "audio_token_id": 3},
-        known=("input_ids", "input_features_mask"),
     ),
     "audioflamingo3_encoder": Source("AudioFlamingo3Encoder", sound, HEARD),
     "autoformer": Source(
@@ -222,6 +220,7 @@ def transformer(name: str) -> Any:
     os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"  # which reads values
     with contextlib.suppress(ImportError):  # transformers imports it
         torchvision()
+    import torch
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -232,7 +231,11 @@ def transformer(name: str) -> Any:
     config = kind(**shrunk(kind().to_dict(), source.sizes))
     config._attn_implementation = "eager"
     config._experts_implementation = "batched_mm"
-    return model(config), source.inputs()
+    module = model(config)
+    for parameter in module.parameters():
+        if parameter.ndim > 1 and not parameter.any():  # routers: scores that tie have no order
+            torch.nn.init.normal_(parameter, std=0.1)
+    return module, source.inputs()
 
 
 @cache
@@ -255,57 +258,6 @@ def vision(name: str) -> Any:
     sizes = {"image_size": PIXELS} if "vit" in name else {}
     module = torchvision()[0].models.get_model(TORCHVISION[name], num_classes=10, **sizes)
     return module, floats(x=(N, 3, PIXELS, PIXELS))
-
-
-@cache
-def torchax() -> Any:
-    """torchax; its release 0.0.13 names overloads by dimension names, which torch 2.13 has no
-    more, and gives decompositions that torch has by now: both are passed over."""
-    import torch
-    import torch._decomp as decompositions
-
-    found, add = torch._ops.OpOverloadPacket.__getattr__, decompositions._add_op_to_registry
-
-    def overload(packet: Any, key: str) -> Any:
-        try:
-            return found(packet, key)
-        except AttributeError:
-            if "dimname" not in key.lower() and "names" not in key:
-                raise
-            return object()
-
-    def added(registry: Any, op: Any, function: Any) -> None:
-        with contextlib.suppress(RuntimeError):
-            add(registry, op, function)
-
-    torch._ops.OpOverloadPacket.__getattr__, decompositions._add_op_to_registry = overload, added
-    try:
-        import torchax
-
-        env = torchax.default_env()
-    finally:
-        torch._ops.OpOverloadPacket.__getattr__, decompositions._add_op_to_registry = found, add
-    env.override_op_definition(torch.ops.aten.copy_, _copied, is_view_op=True)
-    return torchax
-
-
-def _copied(target: Any, source: Any, non_blocking: bool = False) -> Any:
-    """`target.copy_(source)`; torchax has no source that is a part of another tensor."""
-    new = source.jax().astype(target.jax().dtype)
-    if hasattr(target, "update"):  # itself a part of another
-        target.update(new)
-    else:
-        target._elem = new.reshape(target.shape)
-    return target
-
-
-def forget() -> None:
-    """Empty the caches of transformers' functions: what one holds is a tensor of torch, or of
-    another trace."""
-    caches = (o for o in gc.get_objects() if isinstance(o, functools._lru_cache_wrapper))
-    for kept in caches:
-        if (kept.__module__ or "").startswith("transformers.models"):
-            kept.cache_clear()
 
 
 def tensors(result: Any) -> Iterator[Any]:
@@ -334,6 +286,7 @@ class TorchProgram:
 def program(name: str) -> TorchProgram:
     """One of `TRANSFORMERS` or `TORCHVISION`: the loss is a mean of all outputs under fixed
     weights, since a mean of squares behind a norm has no gradient."""
+    import jax
     import torch
 
     torch.manual_seed(3)
@@ -344,44 +297,42 @@ def program(name: str) -> TorchProgram:
     class Forward(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.module, self.device = module, "cpu"
+            self.module = module
 
-        def forward(self, inputs: dict[str, torch.Tensor]) -> Any:
-            with torch.device(self.device):  # of what a module makes without naming one
-                outputs = list(tensors(self.module(**inputs)))
+        def forward(self, **inputs: torch.Tensor) -> Any:
+            outputs = list(tensors(self.module(**inputs)))
             flat = torch.cat([out.reshape(-1) for out in outputs])
-            places = torch.arange(flat.numel(), dtype=flat.dtype, device=flat.device)
-            return (flat * torch.cos(places)).mean(), outputs
+            places = torch.arange(flat.numel(), dtype=flat.dtype)
+            return (flat * torch.cos(places)).mean(), *outputs
 
     wrapped = Forward().eval()
-    untouched = copy.deepcopy(wrapped)  # a module may keep tensors that it made on the CPU
-    untouched.device = "jax"
     given = {key: torch.from_numpy(value) for key, value in inputs.items()}
-    loss, outputs = wrapped(given)
+    exported = checked(export(wrapped, (), given, name))
+    loss, *outputs = wrapped(**given)
     loss.backward()
-    trained = {n: p for n, p in wrapped.named_parameters() if p.requires_grad}
-    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained.items()}
-    import jax
-
-    weights, forward = torchax().extract_jax(untouched)
-    params = {n: np.asarray(w) for n, w in weights.items() if n in trained}
-    rest = {n: np.asarray(w) for n, w in weights.items() if n not in trained}
-
-    small = {k: v.astype(np.int32) if v.dtype.kind == "i" else v for k, v in inputs.items()}
-    names = TRANSFORMERS[name].known if name in TRANSFORMERS else ()
-    known = {key: jax.numpy.asarray(small.pop(key)) for key in names}
+    every = dict(wrapped.named_parameters(remove_duplicate=False))
+    first = {id(tensor): key for key, tensor in reversed(every.items())}
+    own = {key: first[id(tensor)] for key, tensor in every.items()}
+    trained = {key: every[key] for key in dict.fromkeys(own.values()) if every[key].requires_grad}
+    rest = {k: array_of(t) for k, t in wrapped.named_buffers(remove_duplicate=False)}
+    rest |= {key: array_of(every[key]) for key in own.values() if key not in trained}
 
     def value(params: Any, rest: Any, inputs: Any) -> Any:
-        forget()
-        with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
-            return forward({**params, **rest}, ({**inputs, **known},))
+        known = {**params, **rest}
+        values = Values({key: known[own[key]] for key in own}, rest, [*inputs.values()])
+        (loss, *outputs), _ = evaluate(exported, values)
+        return loss, outputs
 
+    grads = {k: torch.zeros_like(p) if p.grad is None else p.grad for k, p in trained.items()}
     wanted = jax.tree.leaves(
-        ((loss, outputs), {n: g for n, g in grads.items() if n in params}),
-        is_leaf=lambda x: isinstance(x, torch.Tensor),
+        ((loss, outputs), grads), is_leaf=lambda x: isinstance(x, torch.Tensor)
     )
     return TorchProgram(
         jax.value_and_grad(value, has_aux=True),
-        (params, rest, small),
+        (
+            {key: array_of(tensor) for key, tensor in trained.items()},
+            rest,
+            {key: array_of(tensor) for key, tensor in given.items()},
+        ),
         [w.detach().numpy() for w in wanted],
     )

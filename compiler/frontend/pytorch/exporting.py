@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.pytorch.operators import ATEN
 from shardwright.compiler.frontend.pytorch.types import array_of
-from shardwright.compiler.frontend.user_code import called
+from shardwright.compiler.frontend.user_code import called, place
 
 if TYPE_CHECKING:
     import torch
@@ -84,15 +84,18 @@ def _refused_for_values() -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ not in _FOR_VALUES:
             raise
-        from shardwright.compiler.frontend.user_code import place
+        raise of_values(place(error)) from error
 
-        raise UsageError(
-            "SW_TORCH_VALUES",
-            "a compiled step requires code that does not depend on values of tensors, got one that"
-            " asks for them: an `if`, a loop, `.item()`, `int(x)`, or a mask that selects rows",
-            place(error),
-            "take torch.where or torch.cond for a branch, a fixed number of rows for a selection",
-        ) from error
+
+def of_values(loc: Loc | None) -> UsageError:
+    """The error of code that depends on the values of tensors."""
+    return UsageError(
+        "SW_TORCH_VALUES",
+        "a compiled step requires code that does not depend on values of tensors, got one that asks"
+        " for them: an `if`, a loop, `.item()`, `int(x)`, or a mask that selects rows",
+        loc,
+        "take torch.where or torch.cond for a branch, a fixed number of rows for a selection",
+    )
 
 
 def _stop_gradients(graph: torch.fx.GraphModule) -> None:

@@ -24,12 +24,13 @@ from shardwright.compiler.frontend.pytorch.exporting import (
     PARAMETER,
     WRAPPED,
     Exported,
+    of_values,
     operators,
     row_name,
 )
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
 from shardwright.compiler.frontend.pytorch.operators.registry import Place
-from shardwright.compiler.frontend.pytorch.types import numpy_type
+from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 
 if TYPE_CHECKING:
     import torch
@@ -97,11 +98,13 @@ class _Run:
     keys: _Keys
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
+        import jax
+
         known: dict[Any, Any] = {}
         given = iter(arguments)
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
-                known[node] = next(given)
+                known[node] = jax.tree.map(jax.numpy.asarray, next(given))
             elif node.op == "get_attr":
                 known[node] = self._attribute(node.target)
             elif node.op == "call_function":
@@ -117,9 +120,9 @@ class _Run:
         found = operator.attrgetter(name)(self.module)
         if isinstance(found, torch.fx.GraphModule):
             return _Run(found, self.keys)
-        from shardwright.compiler.frontend.pytorch.types import array_of
+        import jax
 
-        return array_of(found)
+        return jax.numpy.asarray(array_of(found))
 
     def _call(self, node: torch.fx.Node, known: Mapping[Any, Any]) -> Any:
         import jax
@@ -152,13 +155,26 @@ class _Run:
         return Place(tuple(int(n) for n in first.shape), numpy_type(first.dtype), self.keys.draw)
 
 
-def missing(exported: Exported) -> list[torch.fx.Node]:
-    """Nodes of operators without a row, of graphs below too."""
-    return [
+def checked(exported: Exported) -> Exported:
+    """The graph itself. Raises UsageError where it has operators without a row."""
+    without = [
         node
         for node, op in operators(exported.graph)
         if row_name(op) not in ATEN and row_name(op) not in CHECKS
     ]
+    if without:
+        raise unsupported(without)
+    for node, _ in operators(exported.graph):
+        if _is_unknown(node.meta.get("val")):
+            raise of_values(user_line(node))
+    return exported
+
+
+def _is_unknown(said: Any) -> bool:
+    """Whether a size of what a node makes is known only when it runs."""
+    if isinstance(said, list | tuple):
+        return any(_is_unknown(part) for part in said)
+    return any(type(size) is not int for size in getattr(said, "shape", ()))
 
 
 MOST_NAMED = 5

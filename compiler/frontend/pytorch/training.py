@@ -24,9 +24,8 @@ from shardwright.compiler.frontend.pytorch.exporting import (
 )
 from shardwright.compiler.frontend.pytorch.interpreter import (
     Values,
+    checked,
     evaluate,
-    missing,
-    unsupported,
 )
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 from shardwright.compiler.frontend.task import TrainTask
@@ -49,7 +48,8 @@ class Training:
     A batch is a mapping (the module is called with its items as keywords), a tensor, or a sequence
     of what the module takes; a loss of (output, target) takes the last of it. A loss whose first
     argument is called `model` or `module` is given the module and the whole batch.
-    `optimizer` is one of torch's over the module's parameters, `scheduler` one of its schedules.
+    `optimizer` is one of torch's over the module's parameters, or a description of one
+    (`optimizers.described`), AdamW where nothing is said; `scheduler` one of torch's schedules.
     """
 
     module: torch.nn.Module
@@ -138,7 +138,13 @@ class _Step:
     """A training step of a module, as a function of arrays."""
 
     training: Training
-    transformation: Any
+    real: Callable[[], Training] | None = None
+    """Makes the same with values, where `training` has none."""
+
+    @cached_property
+    def transformation(self) -> Any:
+        """The optimizer, as optax has it."""
+        return transformation_of(self.training)
 
     @cached_property
     def module(self) -> torch.nn.Module:
@@ -173,10 +179,7 @@ class _Step:
         row."""
         if samples not in self.graphs:
             batch = self.leaves.batch(samples)
-            found = export(self.module, (batch,), {}, self.training.name)
-            without = missing(found)
-            if without:
-                raise unsupported(without)
+            found = checked(export(self.module, (batch,), {}, self.training.name))
             renamed = tuple(
                 (kind, self.names[name] if kind in (PARAMETER, BUFFER) else name)
                 for kind, name in found.arguments
@@ -199,6 +202,8 @@ class _Step:
         """The module's own values, and the optimizer's."""
         import jax
 
+        if self.real is not None:
+            return _Step(self.real()).init(_)
         params, buffers = (
             {name: jax.numpy.asarray(array_of(tensor)) for name, tensor in tensors.items()}
             for tensors in self.tensors()
@@ -334,17 +339,25 @@ def _leaf_name(path: Sequence[Any], place: int) -> str:
     return f"x{name}" if name[0].isdigit() else name
 
 
-def train_task(training: Training, transformation: Any) -> TrainTask:
-    """The task of a training script with an optax transformation for its optimizer.
+def transformation_of(training: Training) -> Any:
+    """The optimizer of a training script as an optax transformation."""
+    import optax
+
+    return optax.adamw(1e-3)
+
+
+def train_task(training: Training, real: Callable[[], Training] | None = None) -> TrainTask:
+    """The task of a training script; `real` makes the same again where its module has no values.
 
     Raises UsageError for what cannot be traced, at the user's line.
     """
     training.module.train()
-    step = _Step(training, transformation)
+    step = _Step(training, real)
     leaves = step.leaves
 
     def batches(seed: int, samples: int, data: str | None) -> Iterator[Any]:
-        return repeated(leaves.values(), samples, 0)
+        own = leaves if real is None else Leaves.of(real().batch)
+        return repeated(own.values(), samples, 0)
 
     shape = next(iter(leaves.tensors.values())).shape
     return TrainTask(

@@ -20,7 +20,7 @@ def _positive(index: Any, size: int) -> Any:
 @ATEN.row("embedding")
 def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any) -> Any:
     """Rows of a table [V, E]; the row `padding_idx` has no gradient."""
-    rows = weight.at[indices].get(mode=IN_BOUNDS)
+    rows = weight[indices]
     if padding_idx < 0:
         return rows
     is_padding = (indices == padding_idx)[..., None]
@@ -130,6 +130,15 @@ def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = Fa
     at = x.at[_indices(x, indices)]
     values = values.astype(x.dtype)
     return at.add(values, mode=IN_BOUNDS) if accumulate else at.set(values, mode=IN_BOUNDS)
+
+
+@ATEN.row("masked_scatter")
+def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    """x with the elements where mask is true replaced by those of source, in order."""
+    mask = jnp.broadcast_to(mask, x.shape).reshape(-1)
+    number = jnp.cumsum(mask) - 1
+    taken = source.reshape(-1).at[jnp.clip(number, 0, source.size - 1)].get(mode=IN_BOUNDS)
+    return jnp.where(mask, taken, x.reshape(-1)).reshape(x.shape)
 
 
 @ATEN.row("one_hot", placed=True)

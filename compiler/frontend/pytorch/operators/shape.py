@@ -261,3 +261,9 @@ def pixel_shuffle(x: Any, factor: int) -> Any:
     n = len(lead)
     x = jnp.transpose(x, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
     return x.reshape(*lead, c, height * factor, width * factor)
+
+
+@ATEN.row("sym_size.int")
+def size(x: Any, dim: int) -> Any:
+    """The size of a dim."""
+    return x.shape[dim]

@@ -1,0 +1,162 @@
+"""What a user's function that makes a module returns, as a training task.
+
+The function is called without values (`FakeTensorMode`): a model of any size is planned in little
+memory. Where its code needs values, and where a run starts, it is called as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.frontend.pytorch.training import Training, train_task
+from shardwright.compiler.frontend.pytorch.transformers import example_batch
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.user_code import called, location
+
+if TYPE_CHECKING:
+    import torch
+
+OF_TRAINING = {"model": "module", "net": "module", "loss_fn": "loss", "criterion": "loss"}
+"""What training scripts call things -> the field of `Training`; its own names are taken as well."""
+
+
+def makes_module(result: Any) -> bool:
+    """Whether an entry returned a module of PyTorch, or one with what trains it."""
+    if isinstance(result, Training):
+        return True
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    parts = result.values() if isinstance(result, Mapping) else result
+    parts = parts if isinstance(result, tuple | list | Mapping) else (result,)
+    return any(isinstance(part, torch.nn.Module) for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A function of the user's that makes a module: `what` messages call it, its folder, the
+    settings of the job that it takes and those that are obeyed for it."""
+
+    what: str
+    function: Callable[..., Any]
+    folder: str
+    taken: Mapping[str, Any]
+    others: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the function, or of the class."""
+        return getattr(self.function, "__name__", "step")
+
+
+def made_without_values(function: Callable[..., Any], taken: Mapping[str, Any]) -> Any:
+    """What a function makes where tensors have shapes and no values; None where it makes no module,
+    or where its code needs them."""
+    # Not public, and what torch.export itself traces with.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            found = function(**taken)
+    except Exception:  # what else is wrong shows when it is called as it is
+        return None
+    return found if makes_module(found) else None
+
+
+def module_task(entry: Entry, result: Any) -> TrainTask:
+    """The task of an entry that returned a module.
+
+    Raises: UsageError where something that training needs is missing.
+    """
+    training = _with_batch(entry, _training(entry, result))
+
+    def real() -> Training:
+        with called(entry.what, entry.folder):
+            return _with_batch(entry, _training(entry, entry.function(**entry.taken)))
+
+    return train_task(training, real if is_fake(training.module) else None)
+
+
+def _with_batch(entry: Entry, training: Training) -> Training:
+    """With an example batch: what the loader yields first, or one that is made up."""
+    import torch
+
+    batch = training.batch
+    if batch is None:
+        batch = example_batch(training.module, int(entry.others.get("seq_len", 0)))
+    elif not isinstance(batch, torch.Tensor | Mapping | tuple | list):
+        batch = next(iter(batch))
+    if batch is not None:
+        return replace(training, batch=batch)
+    raise UsageError(
+        "SW_TORCH_BATCH",
+        f"a training step of {type(training.module).__name__} requires a batch to show it by, got"
+        " none",
+        location(entry.function),
+        "return it beside the module, as the loader yields it: return model, batch",
+    )
+
+
+def _training(entry: Entry, result: Any) -> Training:
+    """What training needs of what a function returned: by name in a mapping, else by type."""
+    training = Training(**_named(result))
+    return replace(training, name=training.name or entry.name)
+
+
+SETTINGS = ("seq_len",)
+"""Settings of a job that are obeyed for an entry that does not take them."""
+_FIELDS = tuple(field.name for field in fields(Training))
+
+
+def _named(result: Any) -> dict[str, Any]:
+    """The fields of `Training` in what an entry returned. Raises UsageError for what is none."""
+    if isinstance(result, Training):
+        return {name: getattr(result, name) for name in _FIELDS}
+    if isinstance(result, Mapping):
+        found = {OF_TRAINING.get(str(key), str(key)): part for key, part in result.items()}
+        unknown = sorted(set(found) - set(_FIELDS))
+        if unknown:
+            raise UsageError(
+                "SW_TORCH_ENTRY",
+                f"an entry that returns a mapping requires keys of {', '.join(_FIELDS)}, got"
+                f" {', '.join(unknown)}",
+                hint=did_you_mean(unknown[0], (*_FIELDS, *OF_TRAINING)),
+            )
+        return {"batch": None, **found}
+    named: dict[str, Any] = {"batch": None}
+    for part in result if isinstance(result, tuple | list) else (result,):
+        name = _field_of(part, named)
+        if named.get(name) is not None:
+            raise UsageError(
+                "SW_TORCH_ENTRY",
+                f"an entry requires one {name} among what it returns, got two:"
+                f" {type(named[name]).__name__} and {type(part).__name__}",
+                hint="return a mapping: {'module': ..., 'batch': ...}",
+            )
+        named[name] = part
+    return named
+
+
+def _field_of(part: Any, found: Mapping[str, Any]) -> str:
+    """Which field of `Training` something is, by its type; the first module is the model."""
+    import torch
+
+    if isinstance(part, torch.nn.Module):
+        return "loss" if "module" in found else "module"
+    if isinstance(part, torch.optim.Optimizer):
+        return "optimizer"
+    if isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+        return "scheduler"
+    is_batch = isinstance(part, torch.Tensor | Mapping | tuple | list)
+    return "loss" if callable(part) and not is_batch else "batch"
+
+
+def is_fake(module: torch.nn.Module) -> bool:
+    """Whether a module was made without values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return any(isinstance(tensor, FakeTensor) for tensor in module.state_dict().values())
