@@ -12,10 +12,11 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.step_form import required_arguments
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.train_step import TrainStep
@@ -35,10 +36,12 @@ def load_task(
     folder: Path,
     arguments: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    ranks: int = 0,
 ) -> TrainTask:
     """Import `module:function` from `folder` (then from the environment) and call it with
     `arguments`, and with `settings` of the job by their keys (`strategy.remat`), which it takes as
     `remat`. A decorated step (`train_step.py`) is shown by its own example, which takes them.
+    PyTorch code that asks how many ranks there are is told `ranks`, 0 those of the environment.
 
     Raises: UsageError when the entry cannot be found, raises or does not return a TrainTask, or
     takes a setting not.
@@ -52,7 +55,8 @@ def load_task(
             return function.task(settings=taken, base_dir=str(folder))
         own = _taken_by(function, settings or {})
         _refuse_step(entry, function, {*(arguments or {}), *own})
-        task = _called(entry, function, folder, {**(arguments or {}), **own}, settings or {})
+        given = {**(arguments or {}), **own}
+        task = _called(entry, function, folder, given, settings or {}, ranks)
         if isinstance(task, TrainStep):
             return task.task(base_dir=str(folder))
         if isinstance(task, TrainTask):
@@ -75,25 +79,35 @@ def call_entry(entry: str, folder: Path, asked_by: str) -> Any:
         function = _find_function(module_name, function_name, folder)
         with called(f"{asked_by} {entry}", str(folder)):
             return function()
+
+
 def _called(
     entry: str,
     function: Callable[..., Any],
     folder: Path,
     taken: Mapping[str, Any],
     settings: Mapping[str, Any],
+    ranks: int,
 ) -> Any:
     """What the entry returns; the task of a module of PyTorch, if that is what it makes. Raises
     UsageError at the user's line."""
     what = f"[model] entry {entry}"
+    noted: list[Loc] = []
+    found = None
     if "torch" in sys.modules:
+        from shardwright.compiler.frontend.pytorch.distributed import undistributed
         from shardwright.compiler.frontend.pytorch.entry import made_without_values
 
+        function = undistributed(function, str(folder), ranks, noted)
         found = made_without_values(function, taken)
-        if found is not None:
-            return _of_module(what, function, found, folder, taken, settings)
-    with called(what, str(folder)):
-        found = function(**taken)
-    return _of_module(what, function, found, folder, taken, settings)
+    if found is None:
+        with called(what, str(folder)):
+            found = function(**taken)
+    task = _of_module(what, function, found, folder, taken, settings)
+    if isinstance(task, TrainTask) and noted:
+        note = f"its own distribution ({noted[0]}) is read by --from pytorch"
+        task = replace(task, notes=(*task.notes, note))
+    return task
 
 
 def _of_module(

@@ -9,10 +9,15 @@ stood for.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
+from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.pytorch.recorders import patched
 from shardwright.compiler.frontend.pytorch.recording import Recording
@@ -26,11 +31,17 @@ def active() -> Recording | None:
 
 
 @contextmanager
-def reading(world_size: int = 0, base_dir: str | None = None) -> Iterator[Recording]:
+def reading(
+    world_size: int = 0, base_dir: str | None = None, *, loads: bool = True
+) -> Iterator[Recording]:
     """Run code of the user's inside, from the import of its file on, then ask the `Recording` for
     its `distribution(model)`. `world_size` 0 is that of the environment, or one rank; paths are
-    relative to `base_dir`. Raises ModuleNotFoundError without torch, and UsageError where the code
-    says what cannot be (SW_TORCH_MESH, SW_TORCH_UNITS, SW_TORCH_PLAN, SW_TORCH_SPLIT)."""
+    relative to `base_dir`; without what it `loads`, names of modules of torch's that nobody has
+    imported yet stay as they are.
+
+    Raises: ModuleNotFoundError without torch; UsageError where the code says what cannot be
+    (SW_TORCH_MESH, SW_TORCH_UNITS, SW_TORCH_PLAN, SW_TORCH_SPLIT).
+    """
     global _active
     ranks = world_size or int(os.environ.get("WORLD_SIZE") or 1)
     recording = Recording(ranks, LocationReader(base_dir))
@@ -38,12 +49,35 @@ def reading(world_size: int = 0, base_dir: str | None = None) -> Iterator[Record
     with ExitStack() as undo:
         undo.callback(recording.close)
         undo.enter_context(_environment(ranks))
-        undo.enter_context(patched(active))
+        undo.enter_context(patched(active, loads))
         _active = recording
         try:
             yield recording
         finally:
             _active = before
+
+
+def undistributed(
+    function: Callable[..., Any], base_dir: str, world_size: int, noted: list[Loc]
+) -> Callable[..., Any]:
+    """`function`, which makes a module, called on one process whatever it says of distribution;
+    `noted` gets the line of the first term that it says.
+    """
+
+    @functools.wraps(function, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with reading(world_size, base_dir, loads=_names_distribution(function)) as recording:
+            made = function(*args, **kwargs)
+        noted.extend(recording.terms()[:1])
+        return made
+
+    return call
+
+
+def _names_distribution(function: Callable[..., Any]) -> bool:
+    """Whether the file of a function names torch.distributed, which it may import later."""
+    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    return bool(file) and b"torch.distributed" in Path(str(file)).read_bytes()
 
 
 @contextmanager

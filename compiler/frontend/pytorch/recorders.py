@@ -27,8 +27,9 @@ _DIST = "torch.distributed"
 
 
 @contextmanager
-def patched(active: Getter) -> Iterator[None]:
-    """Recorders in place of what they stand for. Raises ModuleNotFoundError without torch."""
+def patched(active: Getter, loads: bool) -> Iterator[None]:
+    """Recorders in place of what they stand for, in homes that are loaded already or, where it
+    `loads` them, in all. Raises ModuleNotFoundError without torch."""
     torch: Any = import_module("torch")
     undo: list[tuple[Any, str, Any]] = []
 
@@ -36,8 +37,8 @@ def patched(active: Getter) -> Iterator[None]:
         undo.append((holder, name, vars(holder)[name]))
         setattr(holder, name, value)
 
-    everywhere = _by_identity(active, _rows())
-    outside = _by_identity(active, _answers())
+    everywhere = _by_identity(active, _rows(), loads)
+    outside = _by_identity(active, _answers(), loads)
     try:
         for module, name, recorder in [*_held(everywhere, True), *_held(outside, False)]:
             put(module, name, recorder)
@@ -53,10 +54,14 @@ Replaced = dict[int, tuple[Any, Any]]
 """What is replaced and by what, by the identity of the first."""
 
 
-def _by_identity(active: Getter, rows: Iterator[tuple[str, str, Recorder]]) -> Replaced:
+def _by_identity(
+    active: Getter, rows: Iterator[tuple[str, str, Recorder]], loads: bool
+) -> Replaced:
     """The recorders of those that this torch has, the first row of each."""
     found: Replaced = {}
     for home, name, recorder in rows:
+        if not loads and home not in sys.modules:
+            continue
         try:
             original = getattr(import_module(home), name, None)
         except ImportError:  # a home of another release

@@ -163,6 +163,12 @@ class Recording:
             mesh_loc=mesh.loc if mesh else self._first_loc(),
         )
 
+    def terms(self) -> list[Loc]:
+        """Lines of what shards, copies, splits or cuts the model, in no order."""
+        calls = (*self.units, *self.replicated, *self.parallel)
+        cuts = [cut for _, cut in self.cuts]
+        return [call.term.loc for call in calls] + [cut.loc for cut in cuts]
+
     def _world(self, units: Sequence[Unit]) -> tuple[Axis, ...]:
         """Without a mesh all ranks are one dim."""
         if not units and not self.replicated:

@@ -8,11 +8,9 @@ The function is run once, on one process, with recorders in place of what shards
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.frontend.entry import call_entry
-from shardwright.compiler.frontend.pytorch.distributed import reading
+from shardwright.compiler.frontend.pytorch.distributed_entry import from_function
 from shardwright.compiler.frontend.pytorch.distribution import Distribution
 from shardwright.compiler.frontend.pytorch.distribution_table import distribution_of
 from shardwright.compiler.machine.target import FIRST_TARGET
@@ -49,6 +47,8 @@ def imported_of(path: Path, asked: Asked) -> Imported:
         )
         tables |= cluster_tables(read, ranks, cores, asked.instances)
     tables.setdefault("strategy", {})
+    if _CODE in str(path):  # its function makes the model too, unless another is named
+        tables["model"] = {"entry": str(path.resolve())}
     return Imported("pytorch", read, Meaning(tables), terms=terms)
 
 
@@ -60,9 +60,7 @@ def distribution(path: Path, world_size: int) -> Distribution:
         place = Path(file).resolve()
         if not place.is_file():
             raise UsageError("SW_ENTRY", f"--from pytorch requires a file {file}, there is none")
-        with reading(world_size, str(place.parent)) as recording:
-            made = call_entry(f"{place.stem}:{function}", place.parent, "--from pytorch")
-            return recording.distribution(_model_of(made, path))
+        return from_function(f"{place.stem}:{function}", place.parent, world_size, "--from pytorch")
     if path.suffix == ".py":
         raise UsageError(
             "SW_ENTRY",
@@ -70,20 +68,6 @@ def distribution(path: Path, world_size: int) -> Distribution:
             hint="name the function that builds and distributes the model, and returns it",
         )
     return _from_table(path)
-
-
-def _model_of(made: Any, path: Path) -> Any:
-    """The module among what a function returns. Raises UsageError (SW_ENTRY)."""
-    several = made if isinstance(made, tuple | list) else [made]
-    for one in several:
-        if hasattr(one, "named_modules"):
-            return one
-    raise UsageError(
-        "SW_ENTRY",
-        f"--from pytorch {path} requires a function that returns the module it has distributed, got"
-        f" {type(made).__name__}",
-        hint="end it with: return model",
-    )
 
 
 def _from_table(path: Path) -> Distribution:
