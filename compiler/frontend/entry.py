@@ -12,11 +12,10 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.step_form import required_arguments
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.train_step import TrainStep
@@ -92,22 +91,16 @@ def _called(
     """What the entry returns; the task of a module of PyTorch, if that is what it makes. Raises
     UsageError at the user's line."""
     what = f"[model] entry {entry}"
-    noted: list[Loc] = []
-    found = None
     if "torch" in sys.modules:
-        from shardwright.compiler.frontend.pytorch.distributed import undistributed
-        from shardwright.compiler.frontend.pytorch.entry import made_without_values
+        from shardwright.compiler.frontend.pytorch.distributed import Undistributed
+        from shardwright.compiler.frontend.pytorch.entry import made
 
-        function = undistributed(function, str(folder), ranks, noted)
-        found = made_without_values(function, taken)
-    if found is None:
+        function = Undistributed(function, str(folder), ranks)
+        found = made(what, function, folder, taken)
+    else:
         with called(what, str(folder)):
             found = function(**taken)
-    task = _of_module(what, function, found, folder, taken, settings)
-    if isinstance(task, TrainTask) and noted:
-        note = f"its own distribution ({noted[0]}) is read by --from pytorch"
-        task = replace(task, notes=(*task.notes, note))
-    return task
+    return _of_module(what, function, found, folder, taken, settings)
 
 
 def _of_module(

@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.frontend.locations import LocationReader
 from shardwright.compiler.frontend.pytorch.recorders import patched
 from shardwright.compiler.frontend.pytorch.recording import Recording
@@ -57,21 +56,21 @@ def reading(
             _active = before
 
 
-def undistributed(
-    function: Callable[..., Any], base_dir: str, world_size: int, noted: list[Loc]
-) -> Callable[..., Any]:
-    """`function`, which makes a module, called on one process whatever it says of distribution;
-    `noted` gets the line of the first term that it says.
+class Undistributed:
+    """A function that makes a module, called on one process whatever it says of distribution.
+
+    `recording` is what it said when it was called last.
     """
 
-    @functools.wraps(function, updated=())
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with reading(world_size, base_dir, loads=_names_distribution(function)) as recording:
-            made = function(*args, **kwargs)
-        noted.extend(recording.terms()[:1])
-        return made
+    def __init__(self, function: Callable[..., Any], base_dir: str, world_size: int) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self.function, self.base_dir, self.world_size = function, base_dir, world_size
+        self.recording: Recording | None = None
 
-    return call
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        loads = _names_distribution(self.function)
+        with reading(self.world_size, self.base_dir, loads=loads) as self.recording:
+            return self.function(*args, **kwargs)
 
 
 def _names_distribution(function: Callable[..., Any]) -> bool:

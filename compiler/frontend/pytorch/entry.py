@@ -7,8 +7,10 @@ memory. Where its code needs values, and where a run starts, it is called as it 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
@@ -53,18 +55,43 @@ class Entry:
         return getattr(self.function, "__name__", "step")
 
 
-def made_without_values(function: Callable[..., Any], taken: Mapping[str, Any]) -> Any:
-    """What a function makes where tensors have shapes and no values; None where it makes no module,
-    or where its code needs them."""
+def made(what: str, function: Callable[..., Any], folder: Path, taken: Mapping[str, Any]) -> Any:
+    """What a function makes: a module whose tensors have shapes and no values, where its code does
+    without them. Raises UsageError at the user's line."""
     # Not public, and what torch.export itself traces with.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+    with suppress(Exception):  # what else is wrong shows when it is called as it is
+        with FakeTensorMode(allow_non_fake_inputs=True), seeded():
             found = function(**taken)
-    except Exception:  # what else is wrong shows when it is called as it is
-        return None
-    return found if makes_module(found) else None
+        if makes_module(found):
+            return found
+    with called(what, str(folder)), seeded():
+        return function(**taken)
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Random numbers from fixed seeds inside, and outside as before: code that is called again has
+    to make the same module, where it says no seed itself."""
+    import random
+
+    import numpy as np
+    import torch
+
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(SEED)
+        random.seed(SEED)
+        np.random.seed(SEED)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+
+
+SEED = 0  # our choice
 
 
 def module_task(entry: Entry, result: Any) -> TrainTask:
@@ -75,7 +102,7 @@ def module_task(entry: Entry, result: Any) -> TrainTask:
     training = _with_batch(entry, _training(entry, result))
 
     def real() -> Training:
-        with called(entry.what, entry.folder):
+        with called(entry.what, entry.folder), seeded():
             return _with_batch(entry, _training(entry, entry.function(**entry.taken)))
 
     return train_task(training, real if is_fake(training.module) else None)

@@ -45,6 +45,13 @@ class Exported:
     structure: Any
     """Of the module's own results, a `TreeSpec` of torch's."""
 
+    @property
+    def used(self) -> frozenset[str]:
+        """Names of the arguments that something is computed of."""
+        given = (node for node in self.graph.graph.nodes if node.op == "placeholder")
+        rows = zip(given, self.arguments, strict=True)
+        return frozenset(name for node, (_, name) in rows if node.users)
+
 
 def export(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = ""

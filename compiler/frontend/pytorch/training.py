@@ -27,8 +27,9 @@ from shardwright.compiler.frontend.pytorch.interpreter import (
     checked,
     evaluate,
 )
+from shardwright.compiler.frontend.pytorch.optimizers import described, transformation
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
-from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.task import BATCH, TrainTask
 from shardwright.compiler.frontend.train_step import repeated
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 
 TARGET = "target"
 """The leaf of a batch that a loss compares outputs with."""
-PARAMS, BUFFERS, OPTIMIZER, KEY = "params", "buffers", "opt_state", "dropout_key"
-"""Parts of the state of a step."""
+STATE = PARAMS, BUFFERS, OPTIMIZER = "params", "buffers", "opt_state"
+KEY = "dropout_key"
+"""Parts of the state of a step, and the key that a module which draws random numbers takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +210,7 @@ class _Step:
             {name: jax.numpy.asarray(array_of(tensor)) for name, tensor in tensors.items()}
             for tensors in self.tensors()
         )
-        return params, buffers, self.transformation.init(params)
+        return params, buffers, self.transformation.init(self._own(params))
 
     def shapes(self) -> tuple[Any, ...]:
         """The state without values."""
@@ -217,9 +219,15 @@ class _Step:
         params, buffers = (
             {name: _shape(tensor) for name, tensor in tensors.items()} for tensors in self.tensors()
         )
-        return params, buffers, jax.eval_shape(self.transformation.init, params)
+        return params, buffers, jax.eval_shape(self.transformation.init, self._own(params))
 
-    def step(self, params: Any, buffers: Any, opt_state: Any, batch: Any, dropout_key: Any) -> Any:
+    def _own(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters that are trained."""
+        return {name: leaf for name, leaf in params.items() if name in self.trained}
+
+    def step(
+        self, params: Any, buffers: Any, opt_state: Any, batch: Any, dropout_key: Any = None
+    ) -> Any:
         """(params, buffers, opt_state, metrics) after one step."""
         import jax
         import optax
@@ -232,20 +240,41 @@ class _Step:
             (loss,), changed = evaluate(exported, values)
             return loss, changed
 
-        trained = self.trained
-        frozen = {name: leaf for name, leaf in params.items() if name not in trained}
-        own = {name: leaf for name, leaf in params.items() if name in trained}
+        own = self._own(params)
+        frozen = {name: leaf for name, leaf in params.items() if name not in own}
         (loss, changed), gradients = jax.value_and_grad(loss_of, has_aux=True)(own)
-        gradients |= {name: jax.numpy.zeros_like(leaf) for name, leaf in frozen.items()}
-        updates, opt_state = self.transformation.update(gradients, opt_state, params)
-        updated = optax.apply_updates(params, updates)
-        return {**updated, **frozen}, {**buffers, **changed}, opt_state, {"loss": loss}
+        updates, opt_state = self.transformation.update(gradients, opt_state, own)
+        updated = optax.apply_updates(own, updates)
+        return {**frozen, **updated}, {**buffers, **changed}, opt_state, {"loss": loss}
 
     @cached_property
     def trained(self) -> frozenset[str]:
-        """Parameters that have a gradient."""
+        """Parameters that have a gradient: torch's optimizers pass over those that nothing uses."""
         params, _ = self.tensors()
-        return frozenset(name for name, tensor in params.items() if tensor.requires_grad)
+        used = self.exported(self.leaves.samples).used
+        return frozenset(n for n, tensor in params.items() if tensor.requires_grad and n in used)
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether the module draws random numbers."""
+        import jax
+
+        leaves = self.leaves
+        params, buffers = (
+            {name: _shape(tensor) for name, tensor in tensors.items()} for tensors in self.tensors()
+        )
+        exported = self.exported(leaves.samples)
+
+        def without_key(params: Any, buffers: Any, batch: Any) -> Any:
+            return evaluate(exported, Values(params, buffers, leaves.ordered(batch)))
+
+        try:
+            jax.eval_shape(without_key, params, buffers, leaves.shapes(leaves.samples))
+        except UsageError as error:
+            if error.code != "SW_TORCH_RANDOM":
+                raise
+            return True
+        return False
 
     def roles(self) -> dict[str, str]:
         """Buffers that a step changes are kept as an optimizer's state is, others are frozen."""
@@ -339,11 +368,16 @@ def _leaf_name(path: Sequence[Any], place: int) -> str:
     return f"x{name}" if name[0].isdigit() else name
 
 
+USUAL = {"name": "AdamW"}
+"""The optimizer of a training script that names none: torch's AdamW as it is without options."""
+
+
 def transformation_of(training: Training) -> Any:
     """The optimizer of a training script as an optax transformation."""
-    import optax
-
-    return optax.adamw(1e-3)
+    given = training.optimizer if training.optimizer is not None else USUAL
+    if isinstance(given, Mapping):
+        return described(given)
+    return transformation(given, training.module.named_parameters(), training.scheduler or ())
 
 
 def train_task(training: Training, real: Callable[[], Training] | None = None) -> TrainTask:
@@ -366,7 +400,8 @@ def train_task(training: Training, real: Callable[[], Training] | None = None) -
         state=step.shapes(),
         batch=leaves.shapes,
         batches=batches,
-        state_names=(PARAMS, BUFFERS, OPTIMIZER),
+        state_names=STATE,
+        arguments=(*STATE, BATCH, *([KEY] if step.draws else [])),
         roles=step.roles(),
         samples=leaves.samples,
         tokens_per_sample=int(shape[1]) if len(shape) == 2 else 1,
