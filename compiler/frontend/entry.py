@@ -58,8 +58,6 @@ def load_task(
         task = _called(entry, function, folder, given, settings or {}, ranks)
         if isinstance(task, TrainStep):
             return task.task(base_dir=str(folder))
-        if isinstance(task, TrainTask):
-            _taken(function, function_name, settings or {})
     if not isinstance(task, TrainTask):
         raise UsageError(
             "SW_ENTRY",
@@ -100,7 +98,10 @@ def _called(
     else:
         with called(what, str(folder)):
             found = function(**taken)
-    return _of_module(what, function, found, folder, taken, settings)
+    task = _of_module(what, function, found, folder, taken, settings)
+    if task is found and isinstance(found, TrainTask):  # of a module `_of_module` asks
+        _taken(function, entry.rpartition(":")[2], settings)
+    return task
 
 
 def _of_module(

@@ -68,6 +68,7 @@ class Undistributed:
         self.recording: Recording | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns."""
         loads = _names_distribution(self.function)
         with reading(self.world_size, self.base_dir, loads=loads) as self.recording:
             return self.function(*args, **kwargs)

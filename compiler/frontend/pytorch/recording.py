@@ -27,6 +27,7 @@ from shardwright.compiler.frontend.pytorch.distribution import (
     Unit,
     split_weights,
 )
+from shardwright.compiler.frontend.pytorch.recomputing import layer_lists
 from shardwright.compiler.frontend.pytorch.recorded_mesh import RecordedGroup, RecordedMesh
 
 _OUTSIDE = "<outside>"
@@ -158,10 +159,16 @@ class Recording:
                 for call, found in placed(self.replicated, "DistributedDataParallel")
             ),
             others=tuple(self.others),
-            lists=tuple(_lists(model)),
+            lists=tuple(layer_lists(model).items()),
             modules=tuple(name for name, _ in model.named_modules() if name),
             mesh_loc=mesh.loc if mesh else self._first_loc(),
         )
+
+    def recomputed(self, model: Any) -> dict[str, Recompute]:
+        """Paths of the modules of `model` that are checkpointed."""
+        paths = {id(module): name for name, module in model.named_modules()}
+        calls = ((paths.get(id(call.modules[0])), call.term.keeps) for call in self.checkpointed)
+        return {path: keeps for path, keeps in calls if path}
 
     def terms(self) -> list[Loc]:
         """Lines of what shards, copies, splits or cuts the model, in no order."""
@@ -202,16 +209,6 @@ def _units(required: str, got: str, loc: Loc, before: _Call) -> UsageError:
 
 def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
-
-
-def _lists(model: Any) -> Iterator[tuple[str, int]]:
-    """Modules that hold several of one class in a row."""
-    for path, module in model.named_modules():
-        children = list(module.children())
-        if len(children) > 1 and len({type(child) for child in children}) == 1:
-            names = [name for name, _ in module.named_children()]
-            if all(name.isdigit() for name in names):
-                yield path, len(children)
 
 
 def dtype_name(dtype: Any) -> str:

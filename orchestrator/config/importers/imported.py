@@ -27,6 +27,7 @@ from shardwright.orchestrator.config.importers.table import Reading, read
 from shardwright.orchestrator.config.importers.term import Term
 
 _BATCH = ("global_batch", "global_batch_tokens")
+_MODELS = ("preset", "config", "entry", "hlo", "recipe")
 _INTERVAL = ("checkpoint_interval_s", "checkpoint_interval_steps")
 Reader = Callable[[Path, str], Fields]
 
@@ -98,6 +99,8 @@ class Imported:
         if any(f"goodput.{name}" in said for name in _INTERVAL):
             for name in _INTERVAL:
                 tables.get("goodput", {}).pop(name, None)
+        if "entry" in tables.get("model", {}) and not {f"model.{n}" for n in _MODELS} & {*said}:
+            tables["strategy"].pop("remat", None)  # a module recomputes what its own code says
         return tables
 
     def with_batch(self, ways: int, said: Collection[str]) -> Keys:

@@ -10,6 +10,15 @@ def loss(output, target):
     return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
+def build_checkpointed():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model, *others = build()
+    for layer in model.layers:
+        checkpoint_wrapper(layer)
+    return model, *others
+
+
 def build():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
