@@ -23,7 +23,7 @@ from shardwright.compiler.steps import note
 from shardwright.sharding import shown
 from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.overlap.layers import overlap
-from shardwright.sharding.cut.pipeline.balance import PartShare
+from shardwright.sharding.cut.pipeline.balance import PartShare, stage_sizes
 from shardwright.sharding.cut.pipeline.unstack import Staged
 from shardwright.sharding.cut.rewrites import (
     CUT,
@@ -141,7 +141,14 @@ def prepare(
     stages = 1 if settings.name == MANUAL else mesh.sizes.get(STAGE_AXIS, 1)
     if stages > 1:
         parts = stages * (settings.stage_parts if settings.schedule == "interleaved" else 1)
-        staged = STAGED(graph, inputs, outputs, parts, settings.stage_balance)
+        staged = STAGED(
+            graph,
+            inputs,
+            outputs,
+            parts,
+            settings.stage_balance,
+            stage_sizes(settings.stage_layers),
+        )
         graph, inputs, outputs = staged.graph, staged.inputs, staged.outputs
         mesh = mesh.without(STAGE_AXIS)
     mesh = with_phantom(mesh) if proof is not None else mesh
@@ -202,7 +209,7 @@ def complete(prepared: Prepared, answer: PartitionedGraph, num_microbatches: int
     plan = CUT(
         local,
         num_microbatches=num_microbatches,
-        reshard_after_forward=settings.reshard_after_forward,
+        reshard_after_forward=settings.reshard_after_forward and settings.reshard_root,
         reduce_last=last,
         wide=settings.accumulate_dtype == "float32",
         partial=partial,
@@ -221,6 +228,7 @@ def complete(prepared: Prepared, answer: PartitionedGraph, num_microbatches: int
         settings.bucket_mb << 20,
         settings.dependency_tokens,
         settings.layers_per_group,
+        settings.root_unit,
     )
     plan = replace(plan, stacks=prepared.stacks)
     note("plan", lambda: shown.plan_text(plan))

@@ -100,6 +100,15 @@ class StrategySettings:
     """How layers are shared out over stages: so that the longest stage is shortest by what layers,
     embedding, head and loss cost, or equally many."""
 
+    stage_layers: str = ""
+    """Layers of every part of a pipeline in order, `8, 8, 9, 7` (cut points of one's own), a last
+    `*` for what is left; empty: as `stage_balance` says."""
+
+    tensor_plan: str = ""
+    """Weights and the dim of each that `mesh.tp` splits, `layers.*.wq.weight:0,
+    layers.*.wo.weight:1` (a plan of PyTorch's parallelize_module). Names are parts with `*`, dims
+    those of one layer's weight. What it does not name is split as the strategy finds best."""
+
     pad_uneven: bool = True
     """Pad indices that `tp` does not divide (a vocabulary, heads); else such weights are split less
     or stay whole.
@@ -107,6 +116,10 @@ class StrategySettings:
 
     reshard_after_forward: bool = True
     """Gather weights again in the backward pass instead of keeping them."""
+
+    reshard_root: bool = True
+    """The same for weights outside of layers (embedding, last norm, head): false keeps them alone
+    gathered, which PyTorch's fully_shard does with the root."""
 
     param_dtype: str = choice("auto", "auto", "bfloat16")
     """Type of weights where they are gathered and used; contractions with samples take it for all
@@ -125,6 +138,11 @@ class StrategySettings:
     one gather of all their weights, one reduction of all their gradients, as far as `bucket_mb`
     allows; what is left over is a smaller unit. Shifts then count units. 0: every weight alone.
     """
+
+    root_unit: str = choice("each", "each", "ends", "all")
+    """Units of weights outside of layers, beside `layers_per_group`: every weight alone, one in
+    front of the layers and one behind them, or all as one (fully_shard of the model behind that of
+    its blocks)."""
 
     early_all_gather_shift: int = limited(0, 0, MAX_SHIFT)
     """Layers by which weights are gathered before the layer that uses them

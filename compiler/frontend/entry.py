@@ -35,10 +35,12 @@ def load_task(
     folder: Path,
     arguments: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    ranks: int = 0,
 ) -> TrainTask:
     """Import `module:function` from `folder` (then from the environment) and call it with
     `arguments`, and with `settings` of the job by their keys (`strategy.remat`), which it takes as
     `remat`. A decorated step (`train_step.py`) is shown by its own example, which takes them.
+    PyTorch code that asks how many ranks there are is told `ranks`, 0 those of the environment.
 
     Raises: UsageError when the entry cannot be found, raises or does not return a TrainTask, or
     takes a setting not.
@@ -52,11 +54,10 @@ def load_task(
             return function.task(settings=taken, base_dir=str(folder))
         own = _taken_by(function, settings or {})
         _refuse_step(entry, function, {*(arguments or {}), *own})
-        task = _called(entry, function, folder, {**(arguments or {}), **own}, settings or {})
+        given = {**(arguments or {}), **own}
+        task = _called(entry, function, folder, given, settings or {}, ranks)
         if isinstance(task, TrainStep):
             return task.task(base_dir=str(folder))
-        if isinstance(task, TrainTask):
-            _taken(function, function_name, settings or {})
     if not isinstance(task, TrainTask):
         raise UsageError(
             "SW_ENTRY",
@@ -67,24 +68,40 @@ def load_task(
     return task
 
 
+def call_entry(entry: str, folder: Path, asked_by: str) -> Any:
+    """What `module:function`, imported from `folder`, returns without arguments. Raises UsageError
+    when it cannot be found, or raises."""
+    module_name, function_name = entry_names(entry)
+    with _on_path(folder):
+        function = _find_function(module_name, function_name, folder)
+        with called(f"{asked_by} {entry}", str(folder)):
+            return function()
+
+
 def _called(
     entry: str,
     function: Callable[..., Any],
     folder: Path,
     taken: Mapping[str, Any],
     settings: Mapping[str, Any],
+    ranks: int,
 ) -> Any:
     """What the entry returns; the task of a module of PyTorch, if that is what it makes. Raises
     UsageError at the user's line."""
     what = f"[model] entry {entry}"
     if "torch" in sys.modules:
+        from shardwright.compiler.frontend.pytorch.distributed import Undistributed
         from shardwright.compiler.frontend.pytorch.entry import made
 
+        function = Undistributed(function, str(folder), ranks)
         found = made(what, function, folder, taken)
     else:
         with called(what, str(folder)):
             found = function(**taken)
-    return _of_module(what, function, found, folder, taken, settings)
+    task = _of_module(what, function, found, folder, taken, settings)
+    if task is found and isinstance(found, TrainTask):  # of a module `_of_module` asks
+        _taken(function, entry.rpartition(":")[2], settings)
+    return task
 
 
 def _of_module(

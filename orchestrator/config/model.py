@@ -38,7 +38,10 @@ def resolve_task(job: JobConfig) -> TrainTask:
     if mode_of(job) is not Mode.TRAIN:
         return _served(job)
     if model.entry:
-        task = load_task(*entry_of(job), settings=own_settings(job))
+        from shardwright.orchestrator.config.layout import machine_of  # which loads NumPy
+
+        ranks = machine_of(job).cores * job.cluster.instances
+        task = load_task(*entry_of(job), settings=own_settings(job), ranks=ranks)
         if model.generator == "auto":
             return task
         from shardwright.compiler.frontend.generator import drawn_by

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.report.text import Facts, Report
@@ -32,9 +34,23 @@ def field_rows(section: Facts) -> list[tuple[int, str, str, str]]:
 def show(section: Facts) -> None:
     """Every field in a table, and every assumption below it."""
     console = terminal.console()
+    if section.get("terms"):
+        show_terms(section["terms"])
+        return
     table = terminal.table("line", "field", "value", "here", title="fields", right=("line",))
     for line, *cells in field_rows(section):
         table.add_row(f"{line}", *cells)
     console.print(table)
     for sentence in section["assumed"]:
         console.print(f"assumed: {sentence}")
+
+
+def show_terms(terms: Sequence[Facts]) -> None:
+    """What was said and what is done, side by side."""
+    console = terminal.console()
+    table = terminal.table("term", "said", "here", title="terms")
+    for row in terms:
+        at = f"{row['file']}:{row['line']}" if row["line"] else row["file"]
+        here = f"{row['done']}\ndiffers: {row['why']}" if row["why"] else row["done"]
+        table.add_row(f"{row['term']}\n{at}".rstrip(), row["said"], here)
+    console.print(table)

@@ -163,8 +163,9 @@ def imported(report: Report) -> Said:
     unknown = [f"{row['field']} (line {row['line']})" for row in section["unknown"]]
     more = f" and {len(unknown) - MOST_PATHS} more" if len(unknown) > MOST_PATHS else ""
     told = f": {', '.join(unknown[:MOST_PATHS])}{more}" if unknown else ""
+    what = "terms" if "terms" in section else "fields"
     text = (
-        f"{section['project']} {name}: {len(section['read'])} fields read,"
+        f"{section['project']} {name}: {len(section['read'])} {what} read,"
         f" {len(section['without'])} without counterpart, {len(unknown)} unknown{told}"
     )
     yield "from", text

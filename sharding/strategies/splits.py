@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from shardwright.compiler.diagnostics import ShardingError
@@ -21,6 +21,7 @@ from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.layout import expert_rows, query_dims, sequence_parallel_values
 from shardwright.sharding.strategies.split import Split, rooms, spread
+from shardwright.sharding.strategies.tensor_plan import TensorPlan, plan_of
 
 
 def split_layers(step: Decisions, settings: StrategySettings) -> None:
@@ -30,7 +31,7 @@ def split_layers(step: Decisions, settings: StrategySettings) -> None:
     """
     _split_sequence(step, "cp")
     _split_experts(step, "ep")
-    _split_tensors(step, "tp", sequence_parallel=settings.sequence_parallel)
+    _split_tensors(step, "tp", settings)
 
 
 def _split_sequence(step: Decisions, axis: str) -> None:
@@ -73,22 +74,26 @@ def _find_sequence(step: Decisions) -> None:
     step.layout = replace(step.layout, queries=query_dims(step.graph, step.layout))
 
 
-def _split_tensors(step: Decisions, axis: str, *, sequence_parallel: bool) -> None:
-    """Split the tensor-parallel dims of the weights over `axis`; and, when asked, values with the
-    hidden dim along their sequence.
+def _split_tensors(step: Decisions, axis: str, settings: StrategySettings) -> None:
+    """Split the tensor-parallel dims of the weights over `axis`, those of the user's plan where
+    there is one; and, when asked, values with the hidden dim along their sequence.
     """
     ways = step.mesh.sizes.get(axis, 1)
     if ways == 1:
         return
     _find_sequence(step)
     weights = _matrices(step)
-    _, shares = _shared_out(step, weights, ways)
+    found = _shared_out(step, weights, ways, plan=settings.tensor_plan)
+    shares = found.shares
     step.mesh = step.mesh.refined(axis, shares.atoms)
     atoms = step.mesh.atoms(axis)
     split = {member: tuple(atoms[i] for i in numbers) for member, numbers in shares.classes.items()}
     step.layout = replace(step.layout, mesh=step.mesh, split=split)
-    _warn_of_uneven(step, axis, weights)
-    if sequence_parallel and step.layout.sequence:
+    if found.plan is None:
+        _warn_of_uneven(step, axis, weights)
+    else:
+        step.findings += found.plan.notes(step, axis, found.best)
+    if settings.sequence_parallel and step.layout.sequence:
         along = sequence_parallel_values(step.graph, step.layout)
         step.layout = replace(step.layout, sequence_parallel_axes=atoms, spread=along)
 
@@ -108,7 +113,8 @@ def padding_of(step: Decisions, settings: StrategySettings) -> dict[Class, Fract
     if not uneven:
         return {}
     weights = _matrices(step)
-    chosen, shares = _shared_out(step, weights, ways, uneven)
+    shared = _shared_out(step, weights, ways, uneven, settings.tensor_plan)
+    chosen, shares = shared.chosen, shared.shares
     classes = [c for v in weights for _, c in indices.classes(v)]
     return {
         family: Fraction(-(-smallest[family] // ways) * ways, smallest[family])
@@ -117,19 +123,40 @@ def padding_of(step: Decisions, settings: StrategySettings) -> dict[Class, Fract
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The families that are split and how; the `best` by price, which they are without a plan."""
+
+    chosen: set[Class]
+    shares: Split
+    best: set[Class]
+    plan: TensorPlan | None
+
+
 def _shared_out(
-    step: Decisions, weights: Sequence[Value], ways: int, more: Collection[Class] = ()
-) -> tuple[set[Class], Split]:
+    step: Decisions,
+    weights: Sequence[Value],
+    ways: int,
+    more: Collection[Class] = (),
+    plan: str = "",
+) -> _Shared:
     """The families that `ways` cores, or `more`, could share and that split the weights at the
-    least price, and how they share them.
+    least price, or those of a plan, and how they share them. Raises ShardingError for a plan of
+    other weights.
     """
     indices = step.layout.indices
     price = prices(step.graph, indices, step.labels.dims)
     ends = broken(step.graph, indices)
-    found = rooms(indices, _candidates(step), ways)
+    candidates = _candidates(step)
+    found = rooms(indices, candidates, ways)
     splittable = {f for f, room in found.items() if room > 1 or f in more}
-    chosen = cover(weights, indices, price, splittable - ends)
-    return chosen, spread(indices, chosen, ways, price, ends)
+    best = cover(weights, indices, price, splittable - ends)
+    own = None
+    if plan:
+        fitting = {f: max(room, 1 + (f in more)) for f, room in found.items()}
+        own = plan_of(step, plan, _layer_families(step), candidates, ends, fitting)
+    chosen = best if own is None else own.families
+    return _Shared(chosen, spread(indices, chosen, ways, price, ends), best, own)
 
 
 def _taken(family: Class, classes: Sequence[Class], indices: IndexClasses, shares: Split) -> int:

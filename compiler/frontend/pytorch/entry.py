@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.frontend.pytorch.distributed import Undistributed
+from shardwright.compiler.frontend.pytorch.recomputing import layers_of
 from shardwright.compiler.frontend.pytorch.training import Training, train_task
 from shardwright.compiler.frontend.pytorch.transformers import example_batch
 from shardwright.compiler.frontend.task import TrainTask
@@ -95,12 +97,22 @@ def module_task(entry: Entry, result: Any) -> TrainTask:
     Raises: UsageError where something that training needs is missing.
     """
     training = _with_batch(entry, _training(entry, result))
+    said = entry.function.recording if isinstance(entry.function, Undistributed) else None
+    remat = str(entry.others.get("remat", ""))
+    again = layers_of(training.module, remat) if remat else {}
+    if said is not None and not remat:
+        again = said.recomputed(training.module)
+    training = replace(training, recomputed={**again, **training.recomputed})
 
     def real() -> Training:
         with called(entry.what, entry.folder), seeded():
             return _with_batch(entry, _training(entry, entry.function(**entry.taken)))
 
-    return train_task(training, real if is_fake(training.module) else None)
+    task = train_task(training, real if is_fake(training.module) else None)
+    if said is None or not said.terms():
+        return task
+    note = f"its own distribution ({said.terms()[0]}) is what --from pytorch reads"
+    return replace(task, notes=(*task.notes, note))
 
 
 def _with_batch(entry: Entry, training: Training) -> Training:
@@ -129,7 +141,7 @@ def _training(entry: Entry, result: Any) -> Training:
     return replace(training, name=training.name or type(training.module).__name__)
 
 
-SETTINGS = ("seq_len",)
+SETTINGS = ("seq_len", "remat")
 """Settings of a job that are obeyed for an entry that does not take them."""
 _FIELDS = tuple(field.name for field in fields(Training))
 

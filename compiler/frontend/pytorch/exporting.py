@@ -11,10 +11,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.operators import ATEN
 from shardwright.compiler.frontend.pytorch.types import array_of
 from shardwright.compiler.frontend.user_code import called, place
@@ -44,6 +45,8 @@ class Exported:
     constants: Mapping[str, Any]
     structure: Any
     """Of the module's own results, a `TreeSpec` of torch's."""
+    recomputed: Mapping[str, Recompute] = field(default_factory=dict)
+    """Paths of modules that the backward pass computes again."""
 
     @property
     def used(self) -> frozenset[str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
     CONSTANT,
@@ -30,6 +31,7 @@ from shardwright.compiler.frontend.pytorch.exporting import (
 )
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
 from shardwright.compiler.frontend.pytorch.operators.registry import Place
+from shardwright.compiler.frontend.pytorch.recomputing import computed_again, stretches
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def evaluate(exported: Exported, values: Values) -> tuple[list[Any], dict[str, A
         INPUT: lambda _: next(given),
     }
     arguments = [by_kind[kind](name) for kind, name in exported.arguments]
-    results = _Run(exported.graph, _Keys(values.key))(*arguments)
+    results = _Run(exported.graph, _Keys(values.key), exported.recomputed)(*arguments)
     named = list(zip(exported.results, results, strict=True))
     return [r for name, r in named if not name], {name: r for name, r in named if name}
 
@@ -96,22 +98,30 @@ class _Run:
 
     module: torch.fx.GraphModule
     keys: _Keys
+    recomputed: Mapping[str, Recompute] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         import jax
 
         known: dict[Any, Any] = {}
         given = iter(arguments)
-        for node in self.module.graph.nodes:
-            if node.op == "placeholder":
-                known[node] = jax.tree.map(jax.numpy.asarray, next(given))
-            elif node.op == "get_attr":
-                known[node] = self._attribute(node.target)
-            elif node.op == "call_function":
-                known[node] = self._call(node, known)
-            elif node.op == "output":
-                return [_value(part, known) for part in node.args[0]]
+        for path, nodes in stretches(self.module.graph.nodes, module_path, self.recomputed):
+            if path:
+                computed_again(nodes, self.recomputed[path], known, self._enter)
+                continue
+            for node in nodes:
+                if node.op == "placeholder":
+                    known[node] = jax.tree.map(jax.numpy.asarray, next(given))
+                elif node.op == "output":
+                    return [_value(part, known) for part in node.args[0]]
+                else:
+                    self._enter(node, known)
         raise AssertionError("a graph has an output")
+
+    def _enter(self, node: torch.fx.Node, known: dict[Any, Any]) -> None:
+        """Enter what a node makes."""
+        is_attribute = node.op == "get_attr"
+        known[node] = self._attribute(node.target) if is_attribute else self._call(node, known)
 
     def _attribute(self, name: str) -> Any:
         """A graph of a branch or a loop, or a tensor that stands in the graph itself."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
     PARAMETER,
@@ -52,6 +53,7 @@ class Training:
     argument is called `model` or `module` is given the module and the whole batch.
     `optimizer` is one of torch's over the module's parameters, or a description of one
     (`optimizers.described`), AdamW where nothing is said; `scheduler` one of torch's schedules.
+    `recomputed` are paths of modules whose activations the backward pass computes again.
     """
 
     module: torch.nn.Module
@@ -59,6 +61,7 @@ class Training:
     loss: Callable[..., Any] | None = None
     optimizer: Any = None
     scheduler: Any = None
+    recomputed: Mapping[str, Recompute] = field(default_factory=dict)
     name: str = ""
 
 
@@ -188,7 +191,8 @@ class _Step:
             )
             results = tuple(self.names[name] if name else "" for name in found.results)
             self.graphs[samples] = Exported(
-                found.graph, renamed, results, found.constants, found.structure
+                *(found.graph, renamed, results, found.constants, found.structure),
+                self.training.recomputed,
             )
         return self.graphs[samples]
 

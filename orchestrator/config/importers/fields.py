@@ -77,30 +77,38 @@ def text_of(path: Path) -> str:
     return text
 
 
-def json_fields(path: Path, text: str) -> Fields:
-    """The fields of JSON. Raises UsageError."""
+def json_data(path: Path, text: str) -> Any:
+    """The data of JSON. Raises UsageError."""
 
     def constant(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number of JSON")
 
     try:
-        data = parse_json(text, parse_constant=constant)
+        return parse_json(text, parse_constant=constant)
     except ValueError as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
         raise unreadable(path, line, f"not valid JSON: {error}") from error
-    return _flat(path, data, _json_lines(path, text).get)
 
 
-def toml_fields(path: Path, text: str) -> Fields:
-    """The fields of TOML. Raises UsageError."""
+def json_fields(path: Path, text: str) -> Fields:
+    """The fields of JSON. Raises UsageError."""
+    return _flat(path, json_data(path, text), json_lines(path, text).get)
+
+
+def toml_data(path: Path, text: str) -> dict[str, Any]:
+    """The data of TOML. Raises UsageError."""
     try:
-        data = parse_toml(text)
+        return parse_toml(text)
     except ValueError as error:
         found = re.search(r"at line (\d+)", str(error))
         last = len(text.splitlines()) if "end of document" in str(error) else 0
         line = int(found[1]) if found else last
         raise unreadable(path, line, f"not valid TOML: {error}") from error
-    return _flat(path, data, _toml_lines(text).get)
+
+
+def toml_fields(path: Path, text: str) -> Fields:
+    """The fields of TOML. Raises UsageError."""
+    return _flat(path, toml_data(path, text), toml_lines(text).get)
 
 
 def _flat(path: Path, data: Any, line: Callable[[str, int], int]) -> Fields:
@@ -130,7 +138,7 @@ def _leaves(
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,\n]')
 
 
-def _json_lines(path: Path, text: str) -> dict[str, int]:
+def json_lines(path: Path, text: str) -> dict[str, int]:
     """Line of every name in valid JSON. Raises UsageError for a name that an object repeats."""
     lines: dict[str, int] = {}
     names: list[str] = []  # that lead here; the first is the file's, "" stands for a list
@@ -153,18 +161,19 @@ def _json_lines(path: Path, text: str) -> dict[str, int]:
 
 
 _TOML_HEAD = re.compile(r"\s*\[\[?\s*([\w.\-]+)\s*\]")
-_TOML_KEY = re.compile(r"\s*([\w.\-]+)\s*=")
+_TOML_KEY = re.compile(r"\s*(?:([\w.\-]+)|\"([^\"]+)\")\s*=")
 
 
-def _toml_lines(text: str) -> dict[str, int]:
-    """Line of every name that stands at the start of one."""
+def toml_lines(text: str) -> dict[str, int]:
+    """Line of every name that stands at the start of one, and of the first head of a table."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if head := _TOML_HEAD.match(line):
             table = f"{head[1]}."
+            lines.setdefault(head[1], number)
         elif key := _TOML_KEY.match(line):
-            lines.setdefault(table + key[1], number)
+            lines.setdefault(table + (key[1] or key[2]), number)
     return lines
 
 

@@ -24,8 +24,10 @@ from shardwright.orchestrator.config.importers.fields import (
 )
 from shardwright.orchestrator.config.importers.scripts import flag_fields
 from shardwright.orchestrator.config.importers.table import Reading, read
+from shardwright.orchestrator.config.importers.term import Term
 
 _BATCH = ("global_batch", "global_batch_tokens")
+_MODELS = ("preset", "config", "entry", "hlo", "recipe")
 _INTERVAL = ("checkpoint_interval_s", "checkpoint_interval_steps")
 Reader = Callable[[Path, str], Fields]
 
@@ -34,14 +36,17 @@ Reader = Callable[[Path, str], Fields]
 class Project:
     """How files of a project are read: by the ends of their names, else as the last one."""
 
-    formats: Mapping[str, Reader]
-    other: Reader
+    formats: Mapping[str, Reader] = field(default_factory=dict)
+    other: Reader = json_fields
+    has_terms: bool = False
+    """Whether its files are no settings with a row each: its module has `imported_of`."""
 
 
 PROJECTS: Mapping[str, Project] = {
     "torchtitan": Project({".json": json_fields, ".toml": toml_fields}, json_fields),
     "megatron": Project({".json": json_fields}, flag_fields),
     "nxdt": Project({".yaml": yaml_fields, ".yml": yaml_fields}, yaml_fields),
+    "pytorch": Project(has_terms=True),
 }
 """Every project, each with a module of its name that has `TABLE` and `meaning`."""
 
@@ -74,6 +79,8 @@ class Imported:
     meaning: Meaning
     later: list[str] = field(default_factory=list)
     """What was assumed after that."""
+    terms: tuple[Term, ...] = ()
+    """Terms of distribution, of a project that has no fields."""
 
     @property
     def tables(self) -> Mapping[str, Mapping[str, Any]]:
@@ -92,6 +99,8 @@ class Imported:
         if any(f"goodput.{name}" in said for name in _INTERVAL):
             for name in _INTERVAL:
                 tables.get("goodput", {}).pop(name, None)
+        if "entry" in tables.get("model", {}) and not {f"model.{n}" for n in _MODELS} & {*said}:
+            tables["strategy"].pop("remat", None)  # a module recomputes what its own code says
         return tables
 
     def with_batch(self, ways: int, said: Collection[str]) -> Keys:
@@ -156,6 +165,8 @@ class Imported:
     def section(self) -> dict[str, Any]:
         """The section of the report."""
         reading = self.reading
+        if self.terms:
+            return self._of_terms()
         return {
             "project": self.project,
             "file": str(reading.path),
@@ -180,6 +191,27 @@ class Imported:
             "assumed": [*reading.assumed, *self.later, *reading.defaults],
         }
 
+    def _of_terms(self) -> dict[str, Any]:
+        """The section of terms: what was said and what is done, side by side."""
+        rows = [
+            (one, {"field": one.term, "line": one.loc.line, "value": one.said})
+            for one in self.terms
+        ]
+        differs = [f"{one.term} ({one.loc}): {one.why}" for one in self.terms if one.why]
+        return {
+            "project": self.project,
+            "file": str(self.reading.path),
+            "read": [
+                row | {"key": next(iter(one.keys), ""), "means": one.done}
+                for one, row in rows
+                if one.keys or one.does
+            ],
+            "without": [row | {"why": one.why} for one, row in rows if not (one.keys or one.does)],
+            "unknown": [],
+            "assumed": [*differs, *self.reading.assumed, *self.later],
+            "terms": [one.as_dict() for one in self.terms],
+        }
+
 
 def imported(project: str, path: Path, asked: Asked) -> Imported:
     """Read a file of a project. Raises UsageError for a project that is unknown, a file that is
@@ -191,8 +223,11 @@ def imported(project: str, path: Path, asked: Asked) -> Imported:
             hint=did_you_mean(project, PROJECTS, "--from PROJECT FILE"),
         )
     how = PROJECTS[project]
+    module = import_module(f"shardwright.orchestrator.config.importers.{project}")
+    if how.has_terms:
+        found: Imported = module.imported_of(path, asked)
+        return found
     text = text_of(path)
     fields = how.formats.get(path.suffix.lower(), how.other)(path, text)
-    module = import_module(f"shardwright.orchestrator.config.importers.{project}")
     reading = read(path, fields, module.TABLE, project)
     return Imported(project, reading, module.meaning(reading, asked))

@@ -20,6 +20,7 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.ops import ConcatenateAttrs, ReshapeAttrs, SliceAttrs
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.topological import topological
+from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.overlap.streams import moves_state
 
@@ -35,14 +36,25 @@ def bucketed(graph: Graph, most_bytes: int) -> Graph:
     """
     inside = partial(bucketed, most_bytes=most_bytes)
     ops = [with_regions(op, tuple(map(inside, op.regions))) for op in graph.ops]
-    buckets = _buckets(ops, most_bytes)
+    buckets = _buckets(ops, most_bytes, _stretches(ops))
     return with_ops(graph, _ordered(ops, buckets) if buckets else ops)
 
 
-def _buckets(ops: Sequence[Op], most_bytes: int) -> list[list[Op]]:
+def bucketed_outside(graph: Graph, *, across_loops: bool) -> Graph:
+    """`graph` with the collectives that stand in no loop in buckets without a bound: those between
+    two loops together, or all `across_loops`. The graph itself when nothing shares a bucket.
+    """
+    stretches = dict.fromkeys(graph.ops, 0) if across_loops else _stretches(graph.ops)
+    buckets = _buckets(graph.ops, UNLIMITED, stretches)
+    return with_ops(graph, _ordered(graph.ops, buckets)) if buckets else graph
+
+
+def _buckets(ops: Sequence[Op], most_bytes: int, stretches: Mapping[Op, int]) -> list[list[Op]]:
     """What becomes one, in program order."""
     sharing = {op for op in ops if _can_share(op, most_bytes)}
-    moments, stretches = _moments(ops, sharing), _stretches(ops)
+    moments = dict(_moments(ops, sharing))
+    if most_bytes == UNLIMITED:
+        moments |= _last_moments(ops, sharing)
     filling: dict[Key, list[Op]] = {}
     found: list[list[Op]] = []
     for op in filter(sharing.__contains__, ops):
@@ -84,6 +96,34 @@ def _moments(ops: Sequence[Op], sharing: Collection[Op]) -> Mapping[Op, int]:
         after = found[op] + (op in sharing)
         crossed = after if is_cross_stage(op) else crossed
         made.update(dict.fromkeys(op.results, after))
+    return found
+
+
+def _last_moments(ops: Sequence[Op], sharing: Collection[Op]) -> dict[Op, int]:
+    """Other moments of reductions that no gather waits for: below 0, by how many such follow them.
+
+    A bucket without a bound waits for all gradients of its unit, as PyTorch's does; of what is
+    reduced last nothing else is needed, so that none of its bucket waits for another.
+    """
+    behind: dict[Value, int] = {}  # sharing ops on the longest way to the end
+    gathers: set[Value] = set()  # that some gather waits for
+    crossed, is_crossed_by_gather = 0, False
+    found: dict[Op, int] = {}
+    for op in reversed(ops):
+        follow = max((behind.get(v, 0) for v in op.results), default=0)
+        waited = any(v in gathers for v in op.results)
+        if is_cross_stage(op):  # these keep their order
+            follow, waited = max(follow, crossed), waited or is_crossed_by_gather
+        if op in sharing:
+            waited = waited or op.name not in REDUCTIONS_OF_RANKS
+            follow += 1
+            if not waited:
+                found[op] = -follow
+        if is_cross_stage(op):
+            crossed, is_crossed_by_gather = follow, waited
+        for value in op.operands:
+            behind[value] = max(behind.get(value, 0), follow)
+        gathers.update(op.operands if waited else ())
     return found
 
 

@@ -18,21 +18,30 @@ from shardwright.compiler.ir.rewrite import Level, with_ops, with_regions, with_
 from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.overlap.assign import free_values
-from shardwright.sharding.cut.overlap.buckets import bucketed
+from shardwright.sharding.cut.overlap.buckets import bucketed, bucketed_outside
 from shardwright.sharding.cut.overlap.streams import moves_state
 
 
-def grouped(graph: Graph, layers: int, most_bytes: int) -> Graph:
+def grouped(graph: Graph, layers: int, most_bytes: int, root: str = "each") -> Graph:
     """`graph` with `layers` iterations of every loop that moves weights or gradients as one, in
-    buckets of up to `most_bytes`; the graph itself where there is no such loop.
+    buckets of up to `most_bytes`, and what stands outside of loops in units as `root` says
+    (`StrategySettings.root_unit`); the graph itself where there is no such loop.
     """
+    found = _in_groups(graph, layers, most_bytes)
+    if root == "each":
+        return found
+    return bucketed_outside(found, across_loops=root == "all")
+
+
+def _in_groups(graph: Graph, layers: int, most_bytes: int) -> Graph:
+    """The same without units of what stands outside of loops."""
     level = Level()
     for op in graph.ops:
         op = level.update(op)
         if op.regions and op.attrs.trip and any(map(moves_state, op.regions[0].ops)):
             level.replace(op.results, _groups(level, op, layers, most_bytes))
         else:
-            inner = tuple(grouped(region, layers, most_bytes) for region in op.regions)
+            inner = tuple(_in_groups(region, layers, most_bytes) for region in op.regions)
             level.ops.append(with_regions(op, inner))
     return level.finish(graph)
 

@@ -26,15 +26,17 @@ def overlap(
     bucket_bytes: int = 0,
     tokens: bool = False,
     group: int = 0,
+    root: str = "each",
 ) -> StepPlan:
-    """`step` with layers in groups of `group`, collectives in buckets, those of its layer loops
+    """`step` with layers in groups of `group` and what lies outside of them in units as `root` says
+    (`StrategySettings.root_unit`), collectives in buckets, those of its layer loops
     moved by `shifts` iterations, behind tokens of a layer's own, on so many streams;
     `metadata["findings"]` says which of that finds nothing to change.
     """
     notes: list[Diagnostic] = []
     if group:
         whole, limit = step, bucket_bytes or UNLIMITED
-        step = in_programs(step, GROUPED, group, limit)
+        step = in_programs(step, GROUPED, group, limit, root)
         if step is whole:
             why = "no loop over layers gathers weights or reduces gradients"
             notes.append(_note("layers_per_group", group, why))

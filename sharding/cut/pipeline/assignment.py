@@ -17,7 +17,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.frontend.roles import WEIGHT_ROLES
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.sharding.cut.pipeline.balance import PartShare, layer_costs, shares
+from shardwright.sharding.cut.pipeline.balance import REST, PartShare, layer_costs, shares
 from shardwright.sharding.cut.pipeline.loops import LayerWalk
 from shardwright.sharding.indices.dims import batch_labels, reached
 from shardwright.sharding.indices.indices import Class, IndexClasses
@@ -70,18 +70,20 @@ def assign(
     outputs: Sequence[Slot],
     num_parts: int,
     balance: str = "cost",
+    sizes: Sequence[int] = (),
 ) -> Assignment:
-    """Layers of a step by part, with `balance` by what they cost, or by their number alone.
+    """Layers of a step by part: `sizes` of them, else with `balance` by what they cost, or by their
+    number alone.
 
-    Raises: ShardingError (SW_PIPELINE_LAYERS) when the step has fewer layers than parts, no part
-    is asked for, or one has no weight of its own.
+    Raises: ShardingError (SW_PIPELINE_LAYERS) when the step has fewer layers than parts, other
+    parts or layers than `sizes`, no part is asked for, or one has no weight of its own.
     """
     if num_parts < 1:
         raise ShardingError(
             "SW_PIPELINE_LAYERS",
             f"strategy.stage_parts requires at least 1 part per stage, got {num_parts} in all",
         )
-    return _Assigner(graph, inputs, outputs, num_parts, balance).build()
+    return _Assigner(graph, inputs, outputs, num_parts, balance, sizes).build()
 
 
 @dataclass(slots=True)
@@ -93,6 +95,7 @@ class _Assigner:
     outputs: Sequence[Slot]
     num_parts: int
     balance: str
+    sizes: Sequence[int]
     indices: IndexClasses = field(init=False)
     parts_of: dict[Class, np.ndarray] = field(default_factory=dict)
     trips: dict[Op, tuple[int, ...]] = field(default_factory=dict)
@@ -112,7 +115,7 @@ class _Assigner:
                 hint="use fewer stages; layers are found where code repeats, or a scan over them",
             )
         costs = layer_costs(self.graph, self.inputs, self.outputs, layers)
-        sizes = shares(costs if self.balance == "cost" else [1.0] * total, self.num_parts)
+        sizes = self._sizes(costs)
         parts, first = [part for part, size in enumerate(sizes) for _ in range(size)], 0
         for one in layers:
             self._place(one, parts[first : first + _count(one)])
@@ -126,6 +129,22 @@ class _Assigner:
             for part, size in enumerate(sizes)
         )
         return Assignment(self.indices, self.trips, stacks, self.leaves, told)
+
+    def _sizes(self, costs: Sequence[float]) -> Sequence[int]:
+        """Layers of every part. Raises ShardingError for other numbers than there are."""
+        if not self.sizes:
+            even = [1.0] * len(costs)
+            return shares(costs if self.balance == "cost" else even, self.num_parts)
+        sizes = [size if size != REST else len(costs) - sum(self.sizes) for size in self.sizes]
+        if len(sizes) != self.num_parts or sum(sizes) != len(costs) or min(sizes) < 1:
+            given = ", ".join(str(size or "*") for size in self.sizes)
+            raise ShardingError(
+                "SW_PIPELINE_LAYERS",
+                f"strategy.stage_layers requires {self.num_parts} parts of {len(costs)} layers in"
+                f" all, got {given}: {len(sizes)} parts of {sum(self.sizes)}",
+                hint="leave it out to have layers shared out by cost",
+            )
+        return sizes
 
     def _layers(self) -> list[ScannedLayers | UnrolledLayers]:
         """Layers where the model first runs them, in program order."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.traits import CONTRACTIONS, of
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -47,6 +48,25 @@ def by_stage(parts: Sequence[PartShare], num_stages: int) -> list[dict[str, obje
         }
         for stage in range(num_stages if parts else 0)
     ]
+
+
+REST = 0
+"""The size of a part that takes the layers which are left."""
+
+
+def stage_sizes(text: str) -> tuple[int, ...]:
+    """`strategy.stage_layers` as numbers, `REST` for a `*` at the end. Raises ShardingError
+    (SW_PIPELINE_LAYERS)."""
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    last = (REST,) if words[-1:] == ["*"] else ()
+    words = words[: len(words) - len(last)]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ShardingError(
+            "SW_PIPELINE_LAYERS",
+            f"strategy.stage_layers requires numbers of layers, got {text!r}",
+            hint="one for every part of the pipeline: 8, 8, 9, 7",
+        )
+    return (*map(int, words), *last)
 
 
 def shares(costs: Sequence[float], num_parts: int) -> list[int]:

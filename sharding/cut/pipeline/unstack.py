@@ -61,13 +61,14 @@ def stage_layers(
     outputs: Sequence[Slot],
     num_parts: int,
     balance: str = "cost",
+    sizes: Sequence[int] = (),
 ) -> Staged:
-    """The step with its layers shared out over `num_parts` parts.
+    """The step with its layers shared out over `num_parts` parts, `sizes` of them where given.
 
     Raises: ShardingError (SW_PIPELINE_LAYERS, SW_PIPELINE_LOOP, SW_PIPELINE_CUT) with the op's line
     for too few layers, loops that are not walked in order, and ops that need a stack whole.
     """
-    assignment = assign(graph, inputs, outputs, num_parts, balance)
+    assignment = assign(graph, inputs, outputs, num_parts, balance, sizes)
     return _Unstack(graph, assignment).staged(inputs, outputs)
 
 
