@@ -127,7 +127,7 @@ def no_such_operator():
 
     class Net(Base):
         def forward(self, x):
-            u, s, v = torch.linalg.svd(self.fc(x))  # here
+            _, s, _ = torch.linalg.svd(self.fc(x))  # here
             return s.sum()
 
     return Net(), X
@@ -175,12 +175,17 @@ def shapes_that_do_not_fit():
 
 
 def targets_that_do_not_fit():
+    """SW_TORCH_BATCH"""
+    return nn.Sequential(nn.Linear(16, 4)), F.cross_entropy, (X, Y[:5])
+
+
+def classes_that_do_not_fit():
     """SW_TASK_RAISED"""
 
     def loss(output, target):
-        return F.cross_entropy(output, target)  # here
+        return F.cross_entropy(output.flatten(), target)  # here
 
-    return nn.Sequential(nn.Linear(16, 4)), loss, (X, Y[:5])
+    return nn.Sequential(nn.Linear(16, 4)), loss, (X, Y)
 
 
 def in_place_on_a_leaf():
