@@ -1,0 +1,189 @@
+"""Models of transformers at tiny width, as their users train them: the class with its loss, what a
+batch has, and what of its configuration is no size of `SIZES` (tests/corpus/torch_programs.py).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tests.corpus.torch_programs import (
+    IMAGE,
+    PIXELS,
+    RNG,
+    TEXT,
+    TIME,
+    VOCAB,
+    Inputs,
+    N,
+    Source,
+    floats,
+    shrunk,
+    text_and_image,
+)
+
+LABELS = 5
+"""Classes of images, words and sounds."""
+
+
+def _classes(inputs: Inputs, *shape: int, count: int = LABELS) -> Inputs:
+    """Inputs with classes as labels."""
+    return lambda: {**inputs(), "labels": RNG.integers(0, count, shape)}
+
+
+def _heard() -> dict[str, np.ndarray]:
+    return {**floats(input_features=(N, 16, 40)), "labels": RNG.integers(5, VOCAB, (N, TIME))}
+
+
+def _spoken() -> dict[str, np.ndarray]:
+    return {**floats(input_values=(N, 1600)), "labels": RNG.integers(1, VOCAB, (N, 2))}
+
+
+def _masked() -> dict[str, np.ndarray]:
+    """Text of two lengths, padded."""
+    mask = np.ones((N, TIME), np.int64)
+    mask[1, TIME - 3 :] = 0
+    ids = RNG.integers(5, VOCAB, (N, TIME))
+    return {"input_ids": ids, "attention_mask": mask, "labels": np.where(mask, ids, -100)}
+
+
+def _pairs() -> dict[str, np.ndarray]:
+    return {**text_and_image(), "return_loss": True}
+
+
+LM: Inputs = _classes(TEXT, N, TIME, count=VOCAB)
+IMAGES: Inputs = _classes(IMAGE, N)
+_STAGES = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_stages": 2}
+
+MODELS: dict[str, Source] = {
+    "gpt2": Source("GPT2LMHeadModel", LM, {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "llama": Source("LlamaForCausalLM", _masked),
+    "qwen2": Source("Qwen2ForCausalLM", LM),
+    "qwen3": Source("Qwen3ForCausalLM", LM),
+    "mistral": Source("MistralForCausalLM", LM),
+    "mixtral": Source("MixtralForCausalLM", LM, {"num_local_experts": 4}),
+    "qwen3_moe": Source("Qwen3MoeForCausalLM", LM),
+    "gemma2": Source("Gemma2ForCausalLM", LM),
+    "gemma3_text": Source("Gemma3ForCausalLM", LM),
+    "phi": Source("PhiForCausalLM", LM),
+    "phi3": Source("Phi3ForCausalLM", LM),
+    "falcon": Source("FalconForCausalLM", LM),
+    "bloom": Source("BloomForCausalLM", LM, {"n_layer": 2, "n_head": 4}),
+    "opt": Source("OPTForCausalLM", LM, {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "gpt_neox": Source("GPTNeoXForCausalLM", LM),
+    "gpt_neo": Source(
+        "GPTNeoForCausalLM", LM, {"attention_types": [[["global", "local"], 1]], "window_size": 4}
+    ),
+    "gptj": Source(
+        "GPTJForCausalLM", LM, {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+    ),
+    "t5": Source("T5ForConditionalGeneration", LM, {"d_kv": 8, "d_ff": 48}),
+    "bart": Source("BartForConditionalGeneration", LM),
+    "bert": Source("BertForMaskedLM", _masked),
+    "roberta": Source("RobertaForMaskedLM", LM),
+    "distilbert": Source(
+        "DistilBertForMaskedLM", LM, {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+    ),
+    "albert": Source("AlbertForMaskedLM", LM),
+    "electra": Source("ElectraForMaskedLM", LM),
+    "deberta": Source("DebertaForMaskedLM", LM, {"relative_attention": True}),
+    "deberta-v2": Source("DebertaV2ForMaskedLM", LM, {"relative_attention": True}),
+    "vit": Source("ViTForImageClassification", IMAGES),
+    "deit": Source("DeiTForImageClassification", IMAGES),
+    "beit": Source("BeitForImageClassification", IMAGES, {"use_relative_position_bias": True}),
+    "dinov2": Source("Dinov2ForImageClassification", IMAGES),
+    "swin": Source(
+        "SwinForImageClassification",
+        IMAGES,
+        {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2, "patch_size": 4},
+    ),
+    "convnext": Source("ConvNextForImageClassification", IMAGES, _STAGES),
+    "resnet": Source("ResNetForImageClassification", IMAGES, {**_STAGES, "embedding_size": 8}),
+    "mobilenet_v2": Source("MobileNetV2ForImageClassification", IMAGES),
+    "segformer": Source(
+        "SegformerForSemanticSegmentation",
+        _classes(IMAGE, N, PIXELS, PIXELS),
+        {
+            "num_encoder_blocks": 2,
+            "depths": [1, 1],
+            "hidden_sizes": [8, 16],
+            "num_attention_heads": [1, 2],
+            "sr_ratios": [2, 1],
+            "patch_sizes": [7, 3],
+            "strides": [4, 2],
+            "mlp_ratios": [2, 2],
+            "decoder_hidden_size": 16,
+        },
+    ),
+    "clip": Source("CLIPModel", _pairs),
+    "siglip": Source("SiglipModel", _pairs),
+    "whisper": Source(
+        "WhisperForConditionalGeneration",
+        _heard,
+        {
+            "num_mel_bins": 16,
+            "max_source_positions": 20,
+            "max_target_positions": 16,
+            "decoder_start_token_id": 1,
+        },
+    ),
+    "wav2vec2": Source(
+        "Wav2Vec2ForCTC",
+        _spoken,
+        {
+            "conv_dim": [16, 16],
+            "conv_stride": [5, 4],
+            "conv_kernel": [10, 8],
+            "num_conv_pos_embeddings": 8,
+            "num_conv_pos_embedding_groups": 4,
+            "num_feat_extract_layers": 2,
+            "mask_time_prob": 0.0,
+            "mask_feature_prob": 0.0,
+        },
+    ),
+    "mamba": Source("MambaForCausalLM", LM, {"state_size": 4, "time_step_rank": 4}),
+    "xlnet": Source("XLNetLMHeadModel", LM, {"d_inner": 48, "n_layer": 2, "n_head": 4}),
+    "perceiver": Source(
+        "PerceiverForMaskedLM",
+        partial(_classes(TEXT, N, TIME, count=VOCAB)),
+        {"num_latents": 4, "d_latents": 16, "num_self_attends_per_block": 1},
+    ),
+}
+"""By model type; listed before any of them was run (the first commit of this file)."""
+
+
+def model(name: str) -> tuple[Any, dict[str, Any]]:
+    """(a module in training mode without dropout, its batch) of a model type."""
+    import torch
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    source = MODELS[name]
+    torch.manual_seed(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        class_ = getattr(transformers, source.name)
+        kind = CONFIG_MAPPING[name]
+        sizes = {**_undropped(shrunk(kind().to_dict(), source.sizes)), "use_cache": False}
+        module = class_(kind(**sizes)).train()
+    batch = {
+        key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for key, value in source.inputs().items()
+    }
+    return module, batch
+
+
+def _undropped(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without dropout, in its parts too."""
+    return {
+        key: _undropped(value)
+        if key.endswith("_config") and isinstance(value, dict)
+        else type(value)(0)
+        if "drop" in key and isinstance(value, int | float)
+        else value
+        for key, value in config.items()
+    }
