@@ -145,9 +145,10 @@ def outcome(
                 exported, called.tensors, copies, wanted, rows, is_drawn, bound, has_gradient
             )
         except DiagnosticError as error:
-            return Outcome(Kind.REFUSED, rows, f"{error.diagnostic.code}: {error.diagnostic.message}")
+            return Outcome(
+                Kind.REFUSED, rows, f"{error.diagnostic.code}: {error.diagnostic.message}"
+            )
         except Exception as error:
-            torch.manual_seed(0)
             return Outcome(Kind.WRONG, rows, f"{type(error).__name__}: {error}"[:400])
 
 
@@ -193,9 +194,9 @@ def _compared(
     if gradients:
         given = [torch.from_numpy(c).to(wanted[n].dtype) for c, n in zip(cotangents, outputs)]
         sources = [copies[n] for n in traced]
-        told = torch.autograd.grad([wanted[n] for n in outputs], sources, given, allow_unused=True)
-        for n, (found, want) in enumerate(zip(gradients, told, strict=True)):
-            want = torch.zeros_like(sources[n]) if want is None else want
+        torch.autograd.backward([wanted[n] for n in outputs], given)
+        for n, (found, source) in enumerate(zip(gradients, sources, strict=True)):
+            want = torch.zeros_like(source) if source.grad is None else source.grad
             why = _unlike(np.asarray(found), array_of(want), False, bound)
             if why:
                 return Outcome(Kind.WRONG, rows, f"gradient {n}: {why}")
@@ -210,7 +211,9 @@ def _unlike(found: Any, want: Any, is_drawn: bool, bound: float) -> str:
         return ""
     if not np.issubdtype(want.dtype, np.floating) and "float" not in want.dtype.name:
         count = int(np.sum(found != want))
-        return f"{count} of {want.size} unequal: {_shown(found, want, found != want)}" if count else ""
+        return (
+            f"{count} of {want.size} unequal: {_shown(found, want, found != want)}" if count else ""
+        )
     found, want = found.astype(np.float64), want.astype(np.float64)
     finite = want[np.isfinite(want)]
     scale = float(np.max(np.abs(finite))) if finite.size else 0.0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.operators import ATEN
+from shardwright.compiler.frontend.pytorch.regions import MARKERS, kept
 from shardwright.compiler.frontend.pytorch.types import array_of
 from shardwright.compiler.frontend.user_code import called
 
@@ -35,12 +36,13 @@ WRAPPED = "module"
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A module's graph. `arguments` says of each of its placeholders what it is, and of what name;
-    `results` which buffer a result is the next value of, and "" for one of the module's own.
+    `results` which buffer a result is the next value of, "" for one of the module's own, and None
+    for what is neither: an input that the code wrote to, or a token that orders effects.
     `constants` are tensors that the code made."""
 
     graph: torch.fx.GraphModule
     arguments: tuple[tuple[str, str], ...]
-    results: tuple[str, ...]
+    results: tuple[str | None, ...]
     constants: Mapping[str, Any]
     structure: Any
     """Of the module's own results, a `TreeSpec` of torch's."""
@@ -55,7 +57,7 @@ def export(
     """
     import torch
 
-    with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet():
+    with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet(), kept():
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         _stop_gradients(program.graph_module)
         program = program.run_decompositions(_decompositions(program))
@@ -118,12 +120,12 @@ def _stop_gradients(graph: torch.fx.GraphModule) -> None:
 
 
 def operators(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, Any]]:
-    """Nodes that call an operator of ATen's, or of another library of torch's, and it, also in
-    graphs below."""
+    """Nodes that call an operator of ATen's, or of another library, and it, also in graphs below;
+    without the markers of regions."""
     import torch
 
     for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, torch._ops.OpOverload) and str(node.target) not in MARKERS:
             yield node, node.target
     for _, child in graph.named_children():
         if isinstance(child, torch.fx.GraphModule):
@@ -150,6 +152,13 @@ def _decompositions(program: Any) -> dict[Any, Any]:
     return {**get_decompositions(list(missing - table.keys())), **table}
 
 
+_KINDS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "CONSTANT_TENSOR": CONSTANT, "TOKEN": LITERAL}
+
+
+def _kind(spec: Any) -> str:
+    return LITERAL if hasattr(spec.arg, "value") else _KINDS.get(spec.kind.name, INPUT)
+
+
 def _named(spec: Any) -> str:
     return str(spec.target or spec.arg.name)
 
@@ -157,14 +166,10 @@ def _named(spec: Any) -> str:
 def _exported(program: Any) -> Exported:
     """What is needed of an exported program."""
     signature = program.graph_signature
-    names = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "CONSTANT_TENSOR": CONSTANT}
-    arguments = tuple(
-        (LITERAL if hasattr(spec.arg, "value") else names.get(spec.kind.name, INPUT), _named(spec))
-        for spec in signature.input_specs
-    )
+    arguments = tuple((_kind(spec), _named(spec)) for spec in signature.input_specs)
+    kept_results = {"BUFFER_MUTATION": lambda spec: spec.target, "USER_OUTPUT": lambda _: ""}
     results = tuple(
-        spec.target if spec.kind.name == "BUFFER_MUTATION" else ""
-        for spec in signature.output_specs
+        kept_results.get(spec.kind.name, lambda _: None)(spec) for spec in signature.output_specs
     )
     constants = {
         name: array_of(program.constants[name]) for kind, name in arguments if kind == CONSTANT

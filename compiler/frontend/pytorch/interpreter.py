@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -28,7 +29,9 @@ from shardwright.compiler.frontend.pytorch.exporting import (
     row_name,
 )
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
+from shardwright.compiler.frontend.pytorch.operators.indexing import selected
 from shardwright.compiler.frontend.pytorch.operators.registry import Place
+from shardwright.compiler.frontend.pytorch.regions import ENTER, evaluated, region_of
 from shardwright.compiler.frontend.pytorch.types import numpy_type
 
 if TYPE_CHECKING:
@@ -36,7 +39,13 @@ if TYPE_CHECKING:
 
 IGNORED = {"device", "layout", "memory_format", "pin_memory", "non_blocking", "generator"}
 """Arguments that say where a tensor lies, and who draws."""
-CHECKS = {"_assert_tensor_metadata.default", "_assert_async.msg", "_assert_scalar.default"}
+CHECKS = {
+    *("_assert_tensor_metadata.default", "_assert_async.msg", "_assert_async.default"),
+    *("_assert_scalar.default", "_linalg_check_errors.default"),
+    "sym_constrain_range_for_size.default",
+    "sym_constrain_range.default",
+}
+"""Operators that raise or do nothing."""
 MOST_FRAMES = 6  # of a node's stack, the innermost ones (JAX keeps ten)
 
 
@@ -66,7 +75,7 @@ def evaluate(exported: Exported, values: Values) -> tuple[list[Any], dict[str, A
     arguments = [by_kind[kind](name) for kind, name in exported.arguments]
     results = _Run(exported.graph, _Keys(values.key))(*arguments)
     named = list(zip(exported.results, results, strict=True))
-    return [r for name, r in named if not name], {name: r for name, r in named if name}
+    return [r for name, r in named if name == ""], {name: r for name, r in named if name}
 
 
 @dataclass(slots=True)
@@ -97,18 +106,26 @@ class _Run:
     keys: _Keys
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
-        known: dict[Any, Any] = {}
         given = iter(arguments)
-        for node in self.module.graph.nodes:
-            if node.op == "placeholder":
-                known[node] = next(given)
-            elif node.op == "get_attr":
+        nodes = list(self.module.graph.nodes)
+        known = {node: next(given) for node in nodes if node.op == "placeholder"}
+        self._evaluate(nodes, known)
+        return [_value(part, known) for part in nodes[-1].args[0]]
+
+    def _evaluate(self, nodes: Sequence[torch.fx.Node], known: dict[Any, Any]) -> None:
+        """Add what nodes are to what is known."""
+        place = 0
+        while place < len(nodes):
+            node = nodes[place]
+            if node.op == "get_attr":
                 known[node] = self._attribute(node.target)
+            elif str(node.target) == f"{ENTER}.default":
+                region = region_of(nodes, place)
+                evaluated(region, known, self._evaluate)
+                place += len(region.nodes) + 1
             elif node.op == "call_function":
                 known[node] = self._call(node, known)
-            elif node.op == "output":
-                return [_value(part, known) for part in node.args[0]]
-        raise AssertionError("a graph has an output")
+            place += 1
 
     def _attribute(self, name: str) -> Any:
         """A graph of a branch or a loop, or a tensor that stands in the graph itself."""
@@ -130,12 +147,18 @@ class _Run:
         kwargs = {
             name: _value(part, known) for name, part in node.kwargs.items() if name not in IGNORED
         }
-        name = row_name(node.target)
+        target = node.target
+        has_token = getattr(target, "name", str)() == "with_effects"
+        if has_token:  # (token, operator, what it takes), of one whose order with others matters
+            target, args = args[1], args[2:]
+        name = row_name(target)
         if name in CHECKS:
-            return None
-        with jax.named_scope(module_path(node).replace(".", "/")):
-            found = _at(frames(node), partial(self._row(node, name), *args, **kwargs))
-        return _typed(found, node.meta.get("val"))
+            return [None, None]
+        with _at_line(node):
+            check_static(node.meta.get("val"))
+            with jax.named_scope(module_path(node).replace(".", "/")):
+                found = _at(frames(node), partial(self._row(node, name), *args, **kwargs))
+            return [None, found] if has_token else _typed(found, node.meta.get("val"))
 
     def _row(self, node: torch.fx.Node, name: str) -> Callable[..., Any]:
         if name and name in ATEN:
@@ -149,11 +172,41 @@ class _Run:
     def _place(self, node: torch.fx.Node) -> Place:
         first = node.meta["val"]
         first = first[0] if isinstance(first, tuple | list) else first
-        return Place(tuple(int(n) for n in first.shape), numpy_type(first.dtype), self.keys.draw)
+        given = next((a.meta.get("val") for a in node.args if hasattr(a, "meta")), None)
+        is_in_order = bool(getattr(given, "is_contiguous", lambda: True)())
+        shape = tuple(int(n) for n in first.shape)
+        return Place(shape, numpy_type(first.dtype), self.keys.draw, is_in_order)
+
+
+@contextmanager
+def _at_line(node: torch.fx.Node) -> Iterator[None]:
+    """Say the user's line of a node where an error has none."""
+    try:
+        yield
+    except UsageError as error:
+        d = error.diagnostic
+        if d.loc is not None:
+            raise
+        raise UsageError(d.code, d.message, user_line(node), d.hint) from error
+
+
+def check_static(said: Any) -> None:
+    """Raise UsageError for a result whose shape depends on values, or of a type without a
+    counterpart; `said` are torch's tensors without values."""
+    for part in said if isinstance(said, list | tuple) else (said,):
+        if not hasattr(part, "dtype"):
+            continue
+        numpy_type(part.dtype)
+        if not all(isinstance(size, int) for size in part.shape):
+            raise selected("rows that a mask, nonzero or unique selects")
 
 
 def missing(exported: Exported) -> list[torch.fx.Node]:
-    """Nodes of operators without a row, of graphs below too."""
+    """Nodes of operators without a row, of graphs below too. Raises UsageError for shapes that
+    depend on values, and for types without a counterpart."""
+    for node, _ in operators(exported.graph):
+        with _at_line(node):
+            check_static(node.meta.get("val"))
     return [
         node
         for node, op in operators(exported.graph)

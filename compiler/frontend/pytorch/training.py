@@ -181,7 +181,7 @@ class _Step:
                 (kind, self.names[name] if kind in (PARAMETER, BUFFER) else name)
                 for kind, name in found.arguments
             )
-            results = tuple(self.names[name] if name else "" for name in found.results)
+            results = tuple(self.names[name] if name else name for name in found.results)
             self.graphs[samples] = Exported(
                 found.graph, renamed, results, found.constants, found.structure
             )

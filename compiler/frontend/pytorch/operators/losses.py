@@ -32,7 +32,7 @@ def _likelihood(
     scale = is_counted.astype(log_p.dtype)
     if weight is not None:
         scale = scale * weight[jnp.where(is_counted, target, 0)]
-    losses = -picked * scale
+    losses = jnp.where(is_counted, -picked * scale, 0)  # also where an ignored one is infinite
     if smoothing:
         shape = [1] * log_p.ndim
         shape[axis] = -1
@@ -114,10 +114,24 @@ def bce_with_logits(
 
 @ATEN.row("binary_cross_entropy")
 def bce(x: Any, target: Any, weight: Any = None, reduction: int = MEAN) -> Any:
-    """Cross-entropy of two classes, of chances; logarithms are at least -100, as torch's."""
-    yes, no = (jnp.maximum(jnp.log(p), -100) for p in (x, 1 - x))
-    losses = -(target * yes + (1 - target) * no)
+    """Cross-entropy of two classes, of chances; logarithms are at least -100, and what the
+    gradient divides by is at least 1e-12, as torch's."""
+    losses = _bce(x, target)
     return reduced(losses if weight is None else losses * weight, reduction)
+
+
+@jax.custom_jvp
+def _bce(x: Any, target: Any) -> Any:
+    yes, no = (jnp.maximum(jnp.log(p), -100) for p in (x, 1 - x))
+    return -(target * yes + (1 - target) * no)
+
+
+@_bce.defjvp
+def _bce_jvp(primals: Any, tangents: Any) -> Any:
+    (x, target), (dx, dtarget) = primals, tangents
+    slope = (x - target) / jnp.maximum(x * (1 - x), 1e-12)
+    yes, no = (jnp.maximum(jnp.log(p), -100) for p in (x, 1 - x))
+    return _bce(x, target), slope * dx + (no - yes) * dtarget
 
 
 @ATEN.row("kl_div")
