@@ -26,7 +26,9 @@ SAMPLES = 4
 """Of an entry, spread over all that it has."""
 MOST_SAMPLES = 400  # of an entry that are looked at
 BOUND = 2e-5
-"""Of the largest value of a result, and of each value."""
+"""Of the largest value of a result (at most of 1), and of each value."""
+LEAST = 1e-6
+"""What is rounding in any case: of inputs of about 1."""
 
 
 class Kind(StrEnum):
@@ -130,8 +132,6 @@ def outcome(
 
     Raises what torch raises where it cannot do the call at all.
     """
-    import torch
-
     called = Called(function, args, kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -176,14 +176,14 @@ def _compared(
 
     outputs = [n for n, w in enumerate(wanted) if w.requires_grad]
     made = np.random.default_rng(0)
-    cotangents = [made.normal(size=wanted[n].shape).astype(np.float32) for n in outputs]
+    pairs = [(made.normal(size=wanted[n].shape).astype(np.float32), n) for n in outputs]
 
     def both(parts: list[Any]) -> tuple[list[Any], list[Any]]:
         values = function(parts)
         if not outputs or is_drawn or not has_gradient:
             return values, []
         _, pull = jax.vjp(lambda parts: [function(parts)[n] for n in outputs], parts)
-        given = [jax.numpy.asarray(c, values[n].dtype) for c, n in zip(cotangents, outputs)]
+        given = [jax.numpy.asarray(c, values[n].dtype) for c, n in pairs]
         return values, pull(given)[0]
 
     values, gradients = jax.jit(both)([inputs[n] for n in traced])
@@ -192,7 +192,7 @@ def _compared(
         if why:
             return Outcome(Kind.WRONG, rows, f"result {n}: {why}")
     if gradients:
-        given = [torch.from_numpy(c).to(wanted[n].dtype) for c, n in zip(cotangents, outputs)]
+        given = [torch.from_numpy(c).to(wanted[n].dtype) for c, n in pairs]
         sources = [copies[n] for n in traced]
         torch.autograd.backward([wanted[n] for n in outputs], given)
         for n, (found, source) in enumerate(zip(gradients, sources, strict=True)):
@@ -217,7 +217,9 @@ def _unlike(found: Any, want: Any, is_drawn: bool, bound: float) -> str:
     found, want = found.astype(np.float64), want.astype(np.float64)
     finite = want[np.isfinite(want)]
     scale = float(np.max(np.abs(finite))) if finite.size else 0.0
-    is_near = np.isclose(found, want, rtol=bound, atol=bound * min(scale, 1.0), equal_nan=True)
+    is_near = np.isclose(
+        found, want, rtol=bound, atol=max(bound * min(scale, 1), LEAST), equal_nan=True
+    )
     return "" if is_near.all() else _shown(found, want, ~is_near)
 
 
@@ -226,14 +228,17 @@ def _shown(found: Any, want: Any, unlike: Any) -> str:
     return f"{', '.join(pairs[:3])} ({len(pairs)} of {want.size})"
 
 
-DRAWN = ("bernoulli", "dropout", "rand", "normal", "uniform", "multinomial", "empty", "rrelu")
+DRAWN = (
+    *("bernoulli", "dropout", "rand", "normal", "uniform", "multinomial", "empty", "rrelu"),
+    *("cauchy", "exponential", "geometric", "poisson"),
+)
 """Parts of names of entries whose values are random, or not said."""
 
 
 def is_drawn(name: str) -> bool:
     """Whether an entry's values are random."""
     last = name.split(".")[-1] if name.startswith("nn.functional") else name
-    exact = ("normalize", "norm.", "batch_norm", "normalised")
+    exact = ("normalize", "poisson_nll")
     return any(part in last for part in DRAWN) and not any(part in name for part in exact)
 
 
@@ -246,3 +251,26 @@ def outcomes(name: str, count: int = SAMPLES) -> Iterator[Outcome]:
         yield outcome(
             entry.get_op(), args, sample.kwargs, is_drawn(name), has_gradient=has_gradient
         )
+
+
+EDGES = (
+    *(0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.0, -2.0, 2.5, 3.0, -3.0, 6.0, 20.0, -20.0),
+    *(1e-30, -1e-30, 1e30, -1e30, float("inf"), -float("inf"), float("nan")),
+)
+"""Zeros, bounds that operators have, ties, and what is no number."""
+
+
+def edge_outcome(name: str) -> Outcome:
+    """What comes of an elementwise entry, or of a reduction, at `EDGES`: of two tensors every pair,
+    the other arguments as in its first sample. Gradients are compared where torch's are numbers."""
+    import torch
+
+    entry = entries()[name]
+    sample = samples(entry, 1)[0]
+    edges = torch.tensor(EDGES)
+    first, rest = edges, list(sample.args)
+    if rest and isinstance(rest[0], torch.Tensor):
+        first, rest[0] = (part.flatten() for part in torch.meshgrid(edges, edges, indexing="ij"))
+    parts = [p.clone().requires_grad_(entry.supports_autograd) for p in (first, *rest[:1])]
+    args = [parts[0], *(parts[1:] if rest and isinstance(rest[0], torch.Tensor) else rest)]
+    return outcome(entry.get_op(), args, sample.kwargs, has_gradient=entry.supports_autograd)

@@ -133,9 +133,9 @@ def operators(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, Any]
 
 
 def row_name(operator: Any) -> str:
-    """The name of an operator in `ATEN`; none of a library that is not ATen's."""
-    name = str(operator)
-    return name.removeprefix("aten.") if name.startswith("aten.") else ""
+    """The name of an operator in `ATEN`, with that of its library where it is not ATen's; "" for
+    what is no operator, as a branch."""
+    return str(operator).removeprefix("aten.") if hasattr(operator, "_schema") else ""
 
 
 def _decompositions(program: Any) -> dict[Any, Any]:

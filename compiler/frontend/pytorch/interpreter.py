@@ -64,6 +64,8 @@ def evaluate(exported: Exported, values: Values) -> tuple[list[Any], dict[str, A
 
     Raises UsageError for an operator without a row, at the user's line.
     """
+    import jax.numpy as jnp
+
     given = iter(values.inputs)
     by_kind: dict[str, Callable[[str], Any]] = {
         PARAMETER: values.params.__getitem__,
@@ -72,7 +74,8 @@ def evaluate(exported: Exported, values: Values) -> tuple[list[Any], dict[str, A
         LITERAL: lambda _: None,
         INPUT: lambda _: next(given),
     }
-    arguments = [by_kind[kind](name) for kind, name in exported.arguments]
+    found = (by_kind[kind](name) for kind, name in exported.arguments)
+    arguments = [None if value is None else jnp.asarray(value) for value in found]
     results = _Run(exported.graph, _Keys(values.key))(*arguments)
     named = list(zip(exported.results, results, strict=True))
     return [r for name, r in named if name == ""], {name: r for name, r in named if name}
@@ -188,6 +191,13 @@ def _at_line(node: torch.fx.Node) -> Iterator[None]:
         if d.loc is not None:
             raise
         raise UsageError(d.code, d.message, user_line(node), d.hint) from error
+    except NotImplementedError as error:  # JAX's, of a gradient
+        raise UsageError(
+            "SW_TORCH_OPERATOR",
+            f"an operator with a gradient is required, got {node.target}: {error}",
+            user_line(node),
+            "detach what goes in, or write it with other operators",
+        ) from error
 
 
 def check_static(said: Any) -> None:

@@ -12,9 +12,21 @@ from jax.scipy import special
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
 from shardwright.compiler.frontend.pytorch.types import scalar
 
+
+@ATEN.row("abs")
+@jax.custom_jvp
+def absolute(x: Any) -> Any:
+    """The size of x; its gradient at 0 is 0, where JAX has 1."""
+    return jnp.abs(x)
+
+
+@absolute.defjvp
+def _absolute_jvp(primals: Any, tangents: Any) -> Any:
+    return absolute(*primals), jnp.sign(primals[0]) * tangents[0]
+
+
 ATEN.rows(
     {
-        "abs": jnp.abs,
         "neg": jnp.negative,
         "sign": jnp.sign,
         "sgn": jnp.sign,
@@ -101,7 +113,8 @@ ATEN.rows(
         "special_i1": special.i1,
         "special_i1e": special.i1e,
         "special_zeta": special.zeta,
-        "i0": special.i0,
+        "igamma": special.gammainc,
+        "igammac": special.gammaincc,
     }
 )
 
@@ -338,6 +351,31 @@ def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) 
 def to(place: Place, x: Any, *_: Any, **__: Any) -> Any:
     """x in another type, the one of the result."""
     return x.astype(place.dtype)
+
+
+def _ignoring_nan(is_better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda x, y: jnp.where(is_better(x, y) | jnp.isnan(y), x, y)
+
+
+ATEN.rows({"fmax": _ignoring_nan(jnp.greater_equal), "fmin": _ignoring_nan(jnp.less_equal)})
+
+
+@ATEN.row("i0")
+@jax.custom_jvp
+def i0(x: Any) -> Any:
+    """The modified Bessel function of order 0; the gradient is that of order 1."""
+    return special.i0(x)
+
+
+@i0.defjvp
+def _i0_jvp(primals: Any, tangents: Any) -> Any:
+    return i0(*primals), special.i1(*primals) * tangents[0]
+
+
+@ATEN.row("frexp.Tensor")
+def frexp(x: Any) -> Any:
+    """Fraction and exponent of two."""
+    return jnp.frexp(x)
 
 
 @ATEN.row("polygamma")

@@ -38,8 +38,10 @@ def index_select(x: Any, dim: int, index: Any) -> Any:
 @ATEN.row("gather")
 def gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
     """One element along a dim for each index; other dims may be shorter than those of x."""
-    if not x.ndim:
-        return jnp.broadcast_to(x, index.shape)
+    if not index.size:
+        return jnp.zeros(index.shape, x.dtype)
+    if not x.ndim or not index.ndim:  # then the other one has one element or one dim
+        return x.reshape(-1).at[index].get(mode=IN_BOUNDS)
     cut = [slice(0, n) for n in index.shape]
     cut[dim] = slice(None)
     return jnp.take_along_axis(x[tuple(cut)], index, dim, mode=IN_BOUNDS)

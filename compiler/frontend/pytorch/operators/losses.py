@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from shardwright.compiler.frontend.pytorch.operators.elementwise import absolute
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN
 
 NONE, MEAN = 0, 1
@@ -85,13 +86,13 @@ def mse_loss(x: Any, target: Any, reduction: int = MEAN) -> Any:
 @ATEN.row("l1_loss")
 def l1_loss(x: Any, target: Any, reduction: int = MEAN) -> Any:
     """Absolute differences."""
-    return reduced(jnp.abs(x - target), reduction)
+    return reduced(absolute(x - target), reduction)
 
 
 @ATEN.row("smooth_l1_loss")
 def smooth_l1_loss(x: Any, target: Any, reduction: int = MEAN, beta: float = 1.0) -> Any:
     """Squared differences over 2 beta, absolute ones less beta / 2 from beta on."""
-    d = jnp.abs(x - target)
+    d = absolute(x - target)
     square = 0.5 * d * d / beta if beta else d
     return reduced(jnp.where(d < beta, square, d - 0.5 * beta), reduction)
 

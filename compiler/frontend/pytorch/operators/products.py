@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.compiler.frontend.pytorch.operators.reduction import norm
-from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
+from shardwright.compiler.frontend.pytorch.operators.registry import ATEN
 
 ATEN.rows(
     {"mm": jnp.matmul, "bmm": jnp.matmul, "matmul": jnp.matmul, "mv": jnp.matmul, "dot": jnp.dot}
@@ -56,10 +56,8 @@ def addr(x: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     return addmm(x, a[:, None], b[None, :], beta, alpha)
 
 
-@ATEN.row("_grouped_mm", placed=True)
-def grouped_mm(
-    place: Place, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
-) -> Any:
+@ATEN.row("_grouped_mm", "transformers.grouped_mm_fallback.default")
+def grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """Products of groups: rows of a [M, K], in groups that end at `offs` [G], each with its matrix
     of b [G, K, N]; or groups of columns of a [M, K] and of rows of b [K, N], to [G, M, N]."""
     if a.ndim == 3 and b.ndim == 3:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from shardwright.compiler.frontend.pytorch.operators.elementwise import absolute
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
 
 Dims = Sequence[int] | int | None
@@ -156,6 +157,18 @@ def logcumsumexp(x: Any, dim: int) -> Any:
     return jax.lax.associative_scan(jnp.logaddexp, x, axis=dim % x.ndim) if x.ndim else x
 
 
+@ATEN.row("histc", placed=True)
+def histc(place: Place, x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+    """How many lie in each of so many equal parts between min and max: those of x, if equal."""
+    low, high = (min, max) if min != max else (jnp.min(x), jnp.max(x))
+    x = x.reshape(-1).astype(jnp.float32)
+    part = jnp.floor((x - low) * bins / (high - low))
+    part = jnp.where(x == high, bins - 1, part)
+    is_counted = (x >= low) & (x <= high)
+    is_mine = (part[:, None] == jnp.arange(bins)) & is_counted[:, None]
+    return jnp.sum(is_mine, 0, dtype=place.dtype)
+
+
 @ATEN.row("count_nonzero", "count_nonzero.dim_IntList")
 def count_nonzero(x: Any, dim: Dims = None) -> Any:
     """How many are not zero along dims."""
@@ -209,7 +222,7 @@ def deviation_and_mean(x: Any, dim: Dims = None, correction: Any = 1, keepdim: b
 
 
 @ATEN.row("logsumexp")
-def logsumexp(x: Any, dim: Dims, keepdim: bool = False) -> Any:
+def logsumexp(x: Any, dim: Dims = None, keepdim: bool = False) -> Any:
     """log of the sum of exp, along dims."""
     return jax.nn.logsumexp(x, axes(dim, x.ndim), keepdims=keepdim)
 
@@ -231,7 +244,7 @@ def norm(x: Any, order: float, along: Any = None, keepdim: bool = False) -> Any:
     """Norm of the elements along axes."""
     if order == 2:
         return _root(jnp.sum(jnp.square(x), along, keepdims=keepdim))
-    size = jnp.abs(x)
+    size = absolute(x)
     if order == 0:
         return jnp.sum(x != 0, along, dtype=x.dtype, keepdims=keepdim)
     if order in (float("inf"), float("-inf")):

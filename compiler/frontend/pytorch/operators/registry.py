@@ -85,5 +85,6 @@ class Operators:
 
 
 ATEN, HIGHER_ORDER = Operators(), Operators()
-"""Rows of `torch.ops.aten`, and of `torch.ops.higher_order`, whose rows take graphs as functions;
-`operators/__init__.py` loads the files that fill them."""
+"""Rows of `torch.ops.aten` (those of another library have its name in front), and of
+`torch.ops.higher_order`, whose rows take graphs as functions; `operators/__init__.py` loads the
+files that fill them."""

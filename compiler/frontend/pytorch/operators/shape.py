@@ -228,7 +228,7 @@ def full(place: Place, *shape_and_value: Any, **_: Any) -> Any:
 _EMPTY = ("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty")
 
 
-@ATEN.row(*_EMPTY, "empty_strided", "new_empty_strided", placed=True)
+@ATEN.row(*_EMPTY, "empty_strided", "new_empty_strided", "empty_permuted", placed=True)
 def zeros(place: Place, *_: Any, **__: Any) -> Any:
     """Zeros; what torch leaves without values has them too."""
     return jnp.zeros(place.shape, place.dtype)
