@@ -34,6 +34,7 @@ from tests.corpus.torch_programs import (
     floats,
     shrunk,
     text_and_image,
+    tokens,
 )
 
 LABELS = 2
@@ -67,6 +68,17 @@ def _pairs() -> dict[str, np.ndarray]:
 
 LM: Inputs = _classes(TEXT, N, TIME, count=VOCAB)
 IMAGES: Inputs = _classes(IMAGE, N)
+_heard_raw: Inputs = partial(floats, input_values=(N, 1600))
+_CONVOLVED = {
+    "conv_dim": [16, 16],
+    "conv_stride": [5, 4],
+    "conv_kernel": [10, 8],
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+    "num_feat_extract_layers": 2,
+    "mask_time_prob": 0.0,
+    "mask_feature_prob": 0.0,
+}
 _STAGES = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_stages": 2}
 
 MODELS: dict[str, Source] = {
@@ -152,22 +164,16 @@ MODELS: dict[str, Source] = {
     "wav2vec2": Source(
         "Wav2Vec2ForCTC",
         _spoken,
-        {
-            "conv_dim": [16, 16],
-            "conv_stride": [5, 4],
-            "conv_kernel": [10, 8],
-            "num_conv_pos_embeddings": 8,
-            "num_conv_pos_embedding_groups": 4,
-            "num_feat_extract_layers": 2,
-            "mask_time_prob": 0.0,
-            "mask_feature_prob": 0.0,
-        },
+        _CONVOLVED,
     ),
+    "hubert": Source("HubertForSequenceClassification", _classes(_heard_raw, N), _CONVOLVED),
     "mamba": Source("MambaForCausalLM", LM, {"state_size": 4, "time_step_rank": 4}),
-    "xlnet": Source("XLNetLMHeadModel", LM, {"d_inner": 48, "n_layer": 2, "n_head": 4}),
+    "xlnet": Source(
+        "XLNetLMHeadModel", LM, {"d_inner": 48, "d_head": 8, "n_layer": 2, "n_head": 4}
+    ),
     "perceiver": Source(
         "PerceiverForMaskedLM",
-        partial(_classes(TEXT, N, TIME, count=VOCAB)),
+        _classes(partial(tokens, input_ids=(N, 64)), N, 64, count=VOCAB),
         {"num_latents": 4, "d_latents": 16, "num_self_attends_per_block": 1},
     ),
 }

@@ -60,7 +60,9 @@ def export(
     with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet(), kept():
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         _stop_gradients(program.graph_module)
-        program = program.run_decompositions(_decompositions(program))
+        done: set[Any] = set()
+        while new := _decompositions(program, done):  # what is made of one may need another
+            program = program.run_decompositions(new)
     return _exported(program)
 
 
@@ -75,7 +77,10 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-_FOR_VALUES = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "UserError")
+_FOR_VALUES = (
+    *("GuardOnDataDependentSymNode", "DataDependentOutputException", "UserError"),
+    "DynamicOutputShapeException",
+)
 
 
 @contextmanager
@@ -138,18 +143,24 @@ def row_name(operator: Any) -> str:
     return str(operator).removeprefix("aten.") if hasattr(operator, "_schema") else ""
 
 
-def _decompositions(program: Any) -> dict[Any, Any]:
-    """torch's decompositions of what has no row."""
+def _decompositions(program: Any, done: set[Any]) -> dict[Any, Any]:
+    """torch's decompositions of what has no row; the first time all that it does by itself, then
+    those of what is left, and none where nothing is `done` that was not."""
     import torch
     from torch._decomp import get_decompositions  # long-standing, though not public
 
+    missing = {op for _, op in operators(program.graph_module) if row_name(op) not in ATEN}
+    if done and not missing - done:
+        return {}
     table = {
         operator: function
         for operator, function in torch.export.default_decompositions().items()
         if row_name(operator) not in ATEN
     }
-    missing = {op for _, op in operators(program.graph_module) if row_name(op) not in ATEN}
-    return {**get_decompositions(list(missing - table.keys())), **table}
+    found = get_decompositions(list(missing - table.keys()))
+    is_first = not done
+    done |= {None, *missing}
+    return {**found, **table} if found or is_first else {}
 
 
 _KINDS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "CONSTANT_TENSOR": CONSTANT, "TOKEN": LITERAL}

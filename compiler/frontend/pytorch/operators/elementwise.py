@@ -47,7 +47,6 @@ ATEN.rows(
         "asin": jnp.arcsin,
         "acos": jnp.arccos,
         "atan": jnp.arctan,
-        "atan2": jnp.arctan2,
         "sinh": jnp.sinh,
         "cosh": jnp.cosh,
         "tanh": jnp.tanh,
@@ -89,10 +88,7 @@ ATEN.rows(
         "lift_fresh_copy": lambda x: x,
         "detach": jax.lax.stop_gradient,
         "hypot": jnp.hypot,
-        "heaviside": jnp.heaviside,
         "nextafter": jnp.nextafter,
-        "copysign.Tensor": jnp.copysign,
-        "copysign.Scalar": jnp.copysign,
         "signbit": jnp.signbit,
         "logaddexp": jnp.logaddexp,
         "logaddexp2": jnp.logaddexp2,
@@ -104,7 +100,6 @@ ATEN.rows(
         "isfinite": jnp.isfinite,
         "gcd": jnp.gcd,
         "lcm": jnp.lcm,
-        "angle": jnp.angle,
         "special_entr": special.entr,
         "special_ndtr": special.ndtr,
         "special_ndtri": special.ndtri,
@@ -370,6 +365,34 @@ def i0(x: Any) -> Any:
 @i0.defjvp
 def _i0_jvp(primals: Any, tangents: Any) -> Any:
     return i0(*primals), special.i1(*primals) * tangents[0]
+
+
+@ATEN.row("atan2")
+def atan2(y: Any, x: Any) -> Any:
+    """The angle of (x, y), whose gradient at the origin is 0."""
+    is_origin = (x == 0) & (y == 0)
+    held = jax.lax.stop_gradient(jnp.arctan2(y, x))
+    return jnp.where(is_origin, held, jnp.arctan2(y, jnp.where(is_origin, 1, x)))
+
+
+@ATEN.row("angle")
+def angle(x: Any) -> Any:
+    """pi of negative numbers, 0 of others."""
+    return jnp.where(jnp.isnan(x), jnp.nan, jnp.where(x < 0, jnp.pi, 0))
+
+
+@ATEN.row("heaviside")
+def heaviside(x: Any, at_zero: Any) -> Any:
+    """0 of negative numbers and NaN, 1 of positive ones."""
+    return jnp.where(x == 0, at_zero, x > 0)
+
+
+@ATEN.row("copysign.Tensor", "copysign.Scalar")
+def copysign(x: Any, y: Any) -> Any:
+    """x with the sign of y; no gradient where x is 0."""
+    held = jax.lax.stop_gradient(jnp.copysign(x, y))
+    is_same = jnp.signbit(held) == jnp.signbit(x)
+    return jnp.where(x == 0, held, jnp.where(is_same, x, -x))
 
 
 @ATEN.row("frexp.Tensor")

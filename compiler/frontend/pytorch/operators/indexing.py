@@ -29,6 +29,43 @@ def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any) -> Any:
     return jnp.where(is_padding, jax.lax.stop_gradient(rows), rows)
 
 
+SUM, MEAN, MAX = range(3)
+"""What becomes of the rows of a bag."""
+
+
+@ATEN.row("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Rows of a table [V, E] reduced by bag, that begin at offsets [B]: ([B, E], the bag of each
+    index, the size of each bag, the largest's indices)."""
+    count = offsets.shape[0] - include_last_offset
+    bag = jnp.searchsorted(offsets[:count], jnp.arange(indices.shape[0]), side="right") - 1
+    is_counted = (indices != padding_idx) | (padding_idx < 0)
+    sizes = jnp.zeros(count, jnp.int32).at[bag].add(is_counted.astype(jnp.int32))
+    rows = weight.at[indices].get(mode=IN_BOUNDS)
+    if mode == MAX:
+        least = jnp.full((count, weight.shape[1]), -jnp.inf, weight.dtype)
+        rows = jnp.where(is_counted[:, None], rows, -jnp.inf)
+        best = _extreme_at(least, (bag,), rows, "amax")
+        found = jnp.where(sizes[:, None] == 0, 0, best)
+    else:
+        scale = is_counted.astype(weight.dtype)
+        scale = scale if per_sample_weights is None else scale * per_sample_weights
+        found = jnp.zeros((count, weight.shape[1]), weight.dtype).at[bag].add(rows * scale[:, None])
+        if mode == MEAN:
+            found = found / jnp.maximum(sizes, 1)[:, None]
+    return found, bag, sizes, sizes
+
+
 @ATEN.row("index_select")
 def index_select(x: Any, dim: int, index: Any) -> Any:
     """Slices along a dim, by number."""
