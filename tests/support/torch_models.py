@@ -79,6 +79,7 @@ _CONVOLVED = {
     "mask_time_prob": 0.0,
     "mask_feature_prob": 0.0,
 }
+_LARGE: Inputs = partial(floats, pixel_values=(4, 3, 96, 96))
 _STAGES = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_stages": 2}
 
 MODELS: dict[str, Source] = {
@@ -133,7 +134,7 @@ MODELS: dict[str, Source] = {
     ),
     "convnext": Source("ConvNextForImageClassification", IMAGES, _STAGES),
     "resnet": Source("ResNetForImageClassification", IMAGES, {**_STAGES, "embedding_size": 8}),
-    "mobilenet_v2": Source("MobileNetV2ForImageClassification", IMAGES),
+    "mobilenet_v2": Source("MobileNetV2ForImageClassification", _classes(_LARGE, 4)),
     "segformer": Source(
         "SegformerForSemanticSegmentation",
         _classes(IMAGE, N, PIXELS, PIXELS),
@@ -150,7 +151,7 @@ MODELS: dict[str, Source] = {
         },
     ),
     "clip": Source("CLIPModel", _pairs),
-    "siglip": Source("SiglipModel", _pairs),
+    "siglip": Source("SiglipModel", _pairs, {"text_config": {"projection_size": 32}}),
     "whisper": Source(
         "WhisperForConditionalGeneration",
         _heard,
@@ -177,7 +178,15 @@ MODELS: dict[str, Source] = {
         {"num_latents": 4, "d_latents": 16, "num_self_attends_per_block": 1},
     ),
 }
-"""By model type; listed before any of them was run (the first commit of this file)."""
+"""By model type; listed before any of them was run (the first commit of this file; hubert came
+later, for the parts of wav2vec2 that are not its loss)."""
+REFUSED = {
+    "wav2vec2": "its CTC loss takes the labels that are no padding, a number that depends on values"
+}
+IN_EVALUATION = {
+    "mobilenet_v2": "its statistics of tiny batches amplify rounding: the gradients of torch itself"
+    " in fp32 are one percent from those in fp64",
+}
 
 
 def model(name: str) -> tuple[Any, dict[str, Any]]:
@@ -193,7 +202,7 @@ def model(name: str) -> tuple[Any, dict[str, Any]]:
         class_ = getattr(transformers, source.name)
         kind = CONFIG_MAPPING[name]
         sizes = {**_undropped(shrunk(kind().to_dict(), source.sizes)), "use_cache": False}
-        module = class_(kind(**sizes)).train()
+        module = class_(kind(**sizes)).train(name not in IN_EVALUATION)
     batch = {
         key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         for key, value in source.inputs().items()

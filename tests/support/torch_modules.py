@@ -45,6 +45,8 @@ def module_outcomes(name: str, training: bool, count: int = SAMPLES) -> Iterator
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = entry.module_cls(*made.args, **made.kwargs).train(training)
+            if any(map(torch.nn.parameter.is_lazy, module.parameters())):
+                module(*given.args, **given.kwargs)
         has_gradient = not any(isinstance(leaf, str) for leaf in given.args)
         yield called(module, given.args, given.kwargs, is_drawn(module, training), has_gradient)
 

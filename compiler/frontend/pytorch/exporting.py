@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.operators import ATEN
+from shardwright.compiler.frontend.pytorch.places import at_line
 from shardwright.compiler.frontend.pytorch.regions import MARKERS, kept
-from shardwright.compiler.frontend.pytorch.types import array_of
+from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 from shardwright.compiler.frontend.user_code import called
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ PARAMETER, BUFFER, CONSTANT, INPUT = "parameter", "buffer", "constant", "input"
 LITERAL = "literal"
 """What an argument of a graph is; a literal is no tensor, and stands in the graph where it is used.
 """
-
-
-WRAPPED = "module"
-"""What the user's module is called in ours that computes its loss (`training.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +56,7 @@ def export(
 
     with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet(), kept():
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+        _refuse_types(program.graph_module)
         _stop_gradients(program.graph_module)
         done: set[Any] = set()
         while new := _decompositions(program, done):  # what is made of one may need another
@@ -79,7 +77,7 @@ def _quiet() -> Iterator[None]:
 
 _FOR_VALUES = (
     *("GuardOnDataDependentSymNode", "DataDependentOutputException", "UserError"),
-    "DynamicOutputShapeException",
+    *("DynamicOutputShapeException", "PendingUnbackedSymbolNotFound"),
 )
 
 
@@ -100,6 +98,16 @@ def _refused_for_values() -> Iterator[None]:
             place(error),
             "take torch.where or torch.cond for a branch, a fixed number of rows for a selection",
         ) from error
+
+
+def _refuse_types(graph: torch.fx.GraphModule) -> None:
+    """Raise UsageError for complex numbers, before torch stumbles over them."""
+    for node, _ in operators(graph):
+        with at_line(node):
+            made = node.meta.get("val")
+            for part in made if isinstance(made, list | tuple) else (made,):
+                if hasattr(part, "dtype"):
+                    numpy_type(part.dtype)
 
 
 def _stop_gradients(graph: torch.fx.GraphModule) -> None:

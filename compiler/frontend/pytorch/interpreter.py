@@ -7,23 +7,18 @@ its module, so that whatever is said about it later names both.
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.compiler.diagnostics import Loc, UsageError
-from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
     CONSTANT,
     INPUT,
     LITERAL,
     PARAMETER,
-    WRAPPED,
     Exported,
     operators,
     row_name,
@@ -31,6 +26,7 @@ from shardwright.compiler.frontend.pytorch.exporting import (
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
 from shardwright.compiler.frontend.pytorch.operators.indexing import selected
 from shardwright.compiler.frontend.pytorch.operators.registry import Place
+from shardwright.compiler.frontend.pytorch.places import at_line, frames, module_path, user_line
 from shardwright.compiler.frontend.pytorch.regions import ENTER, evaluated, region_of
 from shardwright.compiler.frontend.pytorch.types import numpy_type
 
@@ -46,7 +42,6 @@ CHECKS = {
     "sym_constrain_range.default",
 }
 """Operators that raise or do nothing."""
-MOST_FRAMES = 6  # of a node's stack, the innermost ones (JAX keeps ten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +152,7 @@ class _Run:
         name = row_name(target)
         if name in CHECKS:
             return [None, None]
-        with _at_line(node):
+        with at_line(node):
             check_static(node.meta.get("val"))
             with jax.named_scope(module_path(node).replace(".", "/")):
                 found = _at(frames(node), partial(self._row(node, name), *args, **kwargs))
@@ -181,25 +176,6 @@ class _Run:
         return Place(shape, numpy_type(first.dtype), self.keys.draw, is_in_order)
 
 
-@contextmanager
-def _at_line(node: torch.fx.Node) -> Iterator[None]:
-    """Say the user's line of a node where an error has none."""
-    try:
-        yield
-    except UsageError as error:
-        d = error.diagnostic
-        if d.loc is not None:
-            raise
-        raise UsageError(d.code, d.message, user_line(node), d.hint) from error
-    except NotImplementedError as error:  # JAX's, of a gradient
-        raise UsageError(
-            "SW_TORCH_OPERATOR",
-            f"an operator with a gradient is required, got {node.target}: {error}",
-            user_line(node),
-            "detach what goes in, or write it with other operators",
-        ) from error
-
-
 def check_static(said: Any) -> None:
     """Raise UsageError for a result whose shape depends on values, or of a type without a
     counterpart; `said` are torch's tensors without values."""
@@ -215,7 +191,7 @@ def missing(exported: Exported) -> list[torch.fx.Node]:
     """Nodes of operators without a row, of graphs below too. Raises UsageError for shapes that
     depend on values, and for types without a counterpart."""
     for node, _ in operators(exported.graph):
-        with _at_line(node):
+        with at_line(node):
             check_static(node.meta.get("val"))
     return [
         node
@@ -266,36 +242,6 @@ def _typed(found: Any, said: Any) -> Any:
     import jax.numpy as jnp
 
     return jnp.asarray(found).astype(numpy_type(said.dtype))
-
-
-def module_path(node: torch.fx.Node) -> str:
-    """The path of the module that a node is in, `layers.0.attention`; "" of the outermost."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = str(next(reversed(stack.values()))[0]) if stack else ""
-    return path.removeprefix(WRAPPED).removeprefix(".")
-
-
-_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-
-
-@cache
-def _torch_folder() -> str:
-    import torch
-
-    return str(Path(torch.__file__).parent)
-
-
-def frames(node: torch.fx.Node) -> tuple[tuple[str, int], ...]:
-    """(file, line) of the calls that led to a node, the innermost first, without torch's own."""
-    found = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [(file, int(line)) for file, line, _ in found if not file.startswith(_torch_folder())]
-    return tuple(own[::-1][:MOST_FRAMES])
-
-
-def user_line(node: torch.fx.Node) -> Loc | None:
-    """The user's innermost line of a node."""
-    found = frames(node)
-    return LocationReader().innermost(found) if found else None
 
 
 def _at(stack: Sequence[tuple[str, int]], call: Callable[[], Any]) -> Any:

@@ -18,7 +18,6 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
     PARAMETER,
-    WRAPPED,
     Exported,
     export,
 )
@@ -28,6 +27,7 @@ from shardwright.compiler.frontend.pytorch.interpreter import (
     missing,
     unsupported,
 )
+from shardwright.compiler.frontend.pytorch.places import WRAPPED
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.train_step import repeated

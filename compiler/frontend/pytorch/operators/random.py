@@ -100,6 +100,12 @@ def normal_about(place: Place, mean: Any, std: Any = 1.0, **_: Any) -> Any:
     return mean + std * jax.random.normal(place.key, place.shape, place.dtype)
 
 
+@ATEN.row("normal.float_float", placed=True)
+def normal_of_numbers(place: Place, mean: float, std: float, *_: Any, **__: Any) -> Any:
+    """Normal with one mean and deviation."""
+    return mean + std * jax.random.normal(place.key, place.shape, place.dtype)
+
+
 @ATEN.row("poisson", placed=True)
 def poisson(place: Place, rate: Any, **_: Any) -> Any:
     """Poisson's numbers of a rate of each."""

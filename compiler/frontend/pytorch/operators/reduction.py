@@ -103,12 +103,6 @@ def aminmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
-@ATEN.row("median", "nanmedian")
-def median(x: Any) -> Any:
-    """The middle one of all, the lower of two."""
-    return jnp.sort(x.reshape(-1))[(x.size - 1) // 2]
-
-
 @ATEN.row("kthvalue")
 def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """The k-th smallest along a dim, and its index."""
@@ -120,8 +114,39 @@ def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
 
 @ATEN.row("median.dim")
 def median_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
-    """The middle one along a dim, the lower of two, and its index."""
-    return kthvalue(x, (x.shape[dim] + 1) // 2 if x.ndim else 1, dim, keepdim)
+    """The middle one along a dim, the lower of two, and its index; a NaN where there is one."""
+    return _middle(x, dim, keepdim, ignores_nan=False)
+
+
+@ATEN.row("nanmedian.dim")
+def nanmedian_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
+    """The middle one along a dim of those that are no NaN, and its index."""
+    return _middle(x, dim, keepdim, ignores_nan=True)
+
+
+@ATEN.row("median")
+def median(x: Any) -> Any:
+    """The middle one of all, the lower of two."""
+    return median_dim(x.reshape(-1), 0)[0]
+
+
+@ATEN.row("nanmedian")
+def nanmedian(x: Any) -> Any:
+    """The middle one of all that are no NaN."""
+    return nanmedian_dim(x.reshape(-1), 0)[0]
+
+
+def _middle(x: Any, dim: int, keepdim: bool, ignores_nan: bool) -> Any:
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    order = jnp.argsort(x, dim)  # NaN are the last
+    numbers = jnp.sum(~jnp.isnan(x), dim, keepdims=True)
+    size = x.shape[dim]
+    if ignores_nan:
+        place = jnp.maximum(numbers - 1, 0) // 2
+    else:
+        place = jnp.where(numbers == size, (size - 1) // 2, numbers)
+    return _picked(x, jnp.take_along_axis(order, place, dim), dim, keepdim)
 
 
 @ATEN.row("cummax")

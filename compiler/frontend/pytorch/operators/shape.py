@@ -166,7 +166,13 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -
     if mode == "constant":
         return constant_pad(x, pad, value or 0)
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
-    return jnp.pad(x, [(0, 0)] * (x.ndim - len(pairs)) + pairs, mode=_MODES[mode])
+    widths = [(0, 0)] * (x.ndim - len(pairs)) + pairs
+    wide = jnp.pad(x, [(max(0, low), max(0, high)) for low, high in widths], mode=_MODES[mode])
+    cut = (
+        slice(max(0, -low), n - max(0, -high))
+        for (low, high), n in zip(widths, wide.shape, strict=True)
+    )
+    return wide[tuple(cut)]  # where a width is negative
 
 
 @ATEN.row("repeat")
@@ -356,6 +362,19 @@ def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     rows, columns = np.ogrid[:size, :size]
     by_row = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(max(0, -offset), max(0, offset))])
     found = jnp.where(columns - rows == offset, by_row[..., :, None], 0)
+    return jnp.moveaxis(found, (-2, -1), (dim1, dim2))
+
+
+@ATEN.row("diagonal_scatter")
+def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """x with the diagonal of two dims replaced."""
+    last = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    rows, columns = last.shape[-2:]
+    low, high = max(0, -offset), max(0, offset)
+    count = source.shape[-1]
+    by_row = jnp.pad(source, [(0, 0)] * (source.ndim - 1) + [(low, rows - low - count)])
+    is_diagonal = np.arange(columns) - np.arange(rows)[:, None] == high - low
+    found = jnp.where(is_diagonal, by_row[..., :, None], last)
     return jnp.moveaxis(found, (-2, -1), (dim1, dim2))
 
 
