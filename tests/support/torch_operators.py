@@ -22,7 +22,7 @@ from shardwright.compiler.frontend.pytorch.exporting import Exported, export, op
 from shardwright.compiler.frontend.pytorch.interpreter import Values, evaluate
 from shardwright.compiler.frontend.pytorch.types import array_of
 
-SAMPLES = 4
+SAMPLES = 3
 """Of an entry, spread over all that it has."""
 MOST_SAMPLES = 400  # of an entry that are looked at
 BOUND = 2e-5

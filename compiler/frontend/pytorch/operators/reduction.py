@@ -126,14 +126,22 @@ def nanmedian_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
 
 @ATEN.row("median")
 def median(x: Any) -> Any:
-    """The middle one of all, the lower of two."""
-    return median_dim(x.reshape(-1), 0)[0]
+    """The middle one of all, the lower of two; the gradient is shared out among its equals."""
+    return _shared(x, median_dim(x.reshape(-1), 0)[0])
 
 
 @ATEN.row("nanmedian")
 def nanmedian(x: Any) -> Any:
     """The middle one of all that are no NaN."""
-    return nanmedian_dim(x.reshape(-1), 0)[0]
+    return _shared(x, nanmedian_dim(x.reshape(-1), 0)[0])
+
+
+def _shared(x: Any, value: Any) -> Any:
+    """A value of x with the gradient of all that are equal to it, shared out evenly."""
+    value, held = jax.lax.stop_gradient((value, x))
+    is_equal = (x == value) | (jnp.isnan(x) & jnp.isnan(value))
+    moved = jnp.sum(jnp.where(is_equal, x - held, 0)) / jnp.sum(is_equal)
+    return value + jnp.where(jnp.isnan(value), 0, moved)
 
 
 def _middle(x: Any, dim: int, keepdim: bool, ignores_nan: bool) -> Any:

@@ -102,4 +102,4 @@ def test_packed_sequences_are_refused() -> None:
             return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0])[0]
 
     found = called(Packed(), (_randn(5, 2, 3), torch.tensor([5, 3])), {})
-    assert found.kind == Kind.REFUSED and found.why.startswith("SW_TORCH_VALUES"), found.why
+    assert found.kind == Kind.REFUSED and found.why.startswith("SW_TASK_RAISED"), found.why
