@@ -12,6 +12,7 @@ from shardwright.compiler.frontend.pytorch.operators import (
     random,
     recurrent,
     reduction,
+    resizing,
     shape,
 )
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, HIGHER_ORDER
@@ -19,6 +20,6 @@ from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, HIGHE
 __all__ = ["ATEN", "HIGHER_ORDER"]
 _KINDS = (
     *(attention, control, convolution, elementwise, indexing, losses, normalise, products, random),
-    *(recurrent, reduction, shape),
+    *(recurrent, reduction, resizing, shape),
 )
 """Files whose rows the tables have."""
