@@ -59,7 +59,15 @@ class Exported:
 def export(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = ""
 ) -> Exported:
-    """The graph of a module's call; `what` is how messages call it.
+    """The graph of a module's call; `what` is how messages call it. Raises UsageError, as
+    `exported_program`."""
+    return described(exported_program(module, args, kwargs, what))
+
+
+def exported_program(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = ""
+) -> torch.export.ExportedProgram:
+    """A module's call as torch exports it, of the operators of the table.
 
     Raises UsageError where its code needs the values of tensors, or fails.
     """
@@ -67,9 +75,14 @@ def export(
 
     with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet():
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
-        _stop_gradients(program.graph_module)
-        program = program.run_decompositions(_decompositions(program))
-    return _exported(program)
+        return decomposed(program)
+
+
+def decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """An exported program without operators that write to a tensor, and of those with a row where
+    torch has a decomposition."""
+    _stop_gradients(program.graph_module)
+    return program.run_decompositions(_decompositions(program))
 
 
 _HINT = "torch.export traces a module without values: its documentation says what it takes"
@@ -167,8 +180,8 @@ def _named(spec: Any) -> str:
     return str(spec.target or spec.arg.name)
 
 
-def _exported(program: Any) -> Exported:
-    """What is needed of an exported program."""
+def described(program: torch.export.ExportedProgram) -> Exported:
+    """What is needed of an exported program to evaluate it."""
     signature = program.graph_signature
     names = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "CONSTANT_TENSOR": CONSTANT}
     arguments = tuple(

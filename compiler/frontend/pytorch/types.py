@@ -58,3 +58,12 @@ def array_of(tensor: Any) -> np.ndarray[Any, Any]:
     is_known = plain.dtype is not torch.bfloat16 and "float8" not in str(plain.dtype)  # to NumPy
     values: np.ndarray[Any, Any] = (plain if is_known else plain.float()).numpy()
     return values.astype(numpy_type(plain.dtype))
+
+
+def tensor_of(array: np.ndarray[Any, Any], dtype: str) -> Any:
+    """The tensor of values that were computed, in a type of torch's by its name."""
+    import torch
+
+    is_numpys = array.dtype.isbuiltin == 1  # not bf16 and fp8
+    plain = np.array(array) if is_numpys else array.astype(np.float32)
+    return torch.from_numpy(plain).to(getattr(torch, dtype))

@@ -1,0 +1,102 @@
+"""A module that was traced: compiled parts run on the simulator, the others in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright.compiler.frontend.pytorch.host_graph import HostGraph
+from shardwright.compiler.frontend.pytorch.signature import Leaf, Signature
+from shardwright.compiler.frontend.pytorch.types import array_of, tensor_of
+from shardwright.compiler.isa.program import Program
+from shardwright.orchestrator.traced.report import PartitionReport
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPart:
+    """A NEFF and what it is called with: weights that are no constants of it, then inputs."""
+
+    neff: bytes
+    program: Program
+    weights: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[Leaf, ...]
+
+    def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Its outputs by name."""
+        from shardwright.sim_cluster.values.run_single import run_single
+
+        names = (*self.weights, *self.inputs)
+        given = zip(self.program.inputs, names, strict=True)
+        arrays = run_single(self.program, {buffer: array_of(values[n]) for buffer, n in given})
+        pairs = zip(self.program.outputs, self.outputs, strict=True)
+        return {leaf.name: tensor_of(arrays[buffer], leaf.dtype) for buffer, leaf in pairs}
+
+
+TracedPart = CompiledPart | HostGraph
+
+
+@dataclass(slots=True, repr=False)
+class TracedModule:
+    """A callable that takes and returns tensors as the module does that was traced, in evaluation
+    mode, with the shapes and types of its example. Buffers that the module changes are kept from
+    call to call.
+
+    `trace` makes it, `save` writes it as one file, `load` reads that.
+    """
+
+    name: str
+    signature: Signature
+    parts: tuple[TracedPart, ...]
+    tensors: dict[str, torch.Tensor]
+    """Weights that are no constants of a NEFF, and buffers that change, by name."""
+    summary: PartitionReport
+    made_by: Mapping[str, str] = field(default_factory=dict)
+    """Versions of ours and of torch, the machine, and the flags."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns. Raises UsageError for arguments unlike the example's."""
+        import torch
+
+        given = self.signature.leaves(args, kwargs)
+        values: dict[str, Any] = {**self.tensors, **given}
+        with torch.no_grad():
+            for part in self.parts:
+                values |= part.run(values)
+            for value, name in self.signature.changed:
+                if name in given:
+                    given[name].copy_(values[value])
+                else:
+                    self.tensors[name] = values[value]
+            return self.signature.results(values)
+
+    def report(self) -> PartitionReport:
+        """Its parts, and what stays on the CPU."""
+        return self.summary
+
+    def save(self, path: Path | str) -> None:
+        """Write it as one file. Raises UsageError where it cannot be written."""
+        from shardwright.orchestrator.traced.files import save
+
+        save(self, Path(path))
+
+    def __repr__(self) -> str:
+        made = ", ".join(f"{key} {value}" for key, value in self.made_by.items())
+        return f"TracedModule {self.name} ({made})\n{self.summary}"
+
+
+def needed(parts: Sequence[TracedPart], signature: Signature) -> set[str]:
+    """Names of tensors that are not made by a call."""
+    read = {
+        name
+        for part in parts
+        for name in ((*part.weights, *part.inputs) if isinstance(part, CompiledPart) else part.inputs)
+    }
+    read |= {each for each in signature.outputs if isinstance(each, str)}
+    read |= {value for value, _ in signature.changed}
+    return read
