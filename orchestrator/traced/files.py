@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, LoadError
 from shardwright.compiler.frontend.pytorch.host_graph import HostGraph
@@ -22,15 +21,14 @@ from shardwright.compiler.frontend.pytorch.signature import (
     leaf_of,
     of_plain,
     plain,
+    row_of,
 )
+from shardwright.compiler.frontend.pytorch.types import bytes_of
 from shardwright.compiler.neff.bundle import read_program
 from shardwright.compiler.neff.reader import Container
 from shardwright.orchestrator.terminal.outputs import write
 from shardwright.orchestrator.traced.module import CompiledPart, TracedModule, TracedPart
 from shardwright.orchestrator.traced.report import PartitionReport
-
-if TYPE_CHECKING:
-    import torch
 
 FORMAT = 1
 ABOUT = "traced.json"
@@ -43,7 +41,7 @@ _DAMAGED = (
 
 def content(module: TracedModule) -> bytes:
     """The bytes of the file of a traced module."""
-    tensors = [[Leaf.of(name, t).name, list(t.shape), _dtype(t)] for name, t in module.tensors.items()]
+    tensors = [row_of(Leaf.of(name, tensor)) for name, tensor in module.tensors.items()]
     about = {
         "format": FORMAT,
         "name": module.name,
@@ -60,7 +58,7 @@ def content(module: TracedModule) -> bytes:
             if isinstance(part, CompiledPart):
                 _put(archive, f"parts/{number}.neff", part.neff)
         for number, tensor in enumerate(module.tensors.values()):
-            _put(archive, f"tensors/{number}", _bytes_of(tensor))
+            _put(archive, f"tensors/{number}", bytes_of(tensor))
     return stream.getvalue()
 
 
@@ -83,7 +81,9 @@ def load(path: Path) -> TracedModule:
     except DiagnosticError:
         raise
     except OSError as error:
-        raise LoadError("SW_TORCH_FILE", f"cannot read {path}: {error.strerror or error}") from error
+        raise LoadError(
+            "SW_TORCH_FILE", f"cannot read {path}: {error.strerror or error}"
+        ) from error
     except _DAMAGED as error:
         raise LoadError(
             "SW_TORCH_FILE",
@@ -103,7 +103,7 @@ def _read(archive: zipfile.ZipFile) -> TracedModule:
         )
     leaves = [leaf_of(row) for row in about["tensors"]]
     tensors = {
-        leaf.name: _tensor(leaf, _entry(archive, f"tensors/{number}"))
+        leaf.name: leaf.tensor(_entry(archive, f"tensors/{number}"))
         for number, leaf in enumerate(leaves)
     }
     return TracedModule(
@@ -126,7 +126,7 @@ def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
 def _part_data(part: TracedPart) -> dict[str, Any]:
     if not isinstance(part, CompiledPart):
         return {"host": part.as_data()}
-    outputs = [[leaf.name, list(leaf.shape), leaf.dtype] for leaf in part.outputs]
+    outputs = list(map(row_of, part.outputs))
     return {"weights": list(part.weights), "inputs": list(part.inputs), "outputs": outputs}
 
 
@@ -143,25 +143,3 @@ def _part(archive: zipfile.ZipFile, number: int, row: Mapping[str, Any]) -> Trac
         inputs=tuple(map(str, row["inputs"])),
         outputs=tuple(map(leaf_of, row["outputs"])),
     )
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes())
-
-
-def _tensor(leaf: Leaf, data: bytes) -> torch.Tensor:
-    import torch
-
-    dtype = getattr(torch, leaf.dtype)
-    if not isinstance(dtype, torch.dtype) or math.prod(leaf.shape) * dtype.itemsize != len(data):
-        raise ValueError(f"tensor {leaf.name} of {leaf} has {len(data)} bytes")
-    if not data:
-        return torch.empty(leaf.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(leaf.shape)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwright.compiler.frontend.pytorch.host_graph import HostGraph
 from shardwright.compiler.frontend.pytorch.signature import Leaf, Signature
-from shardwright.compiler.frontend.pytorch.types import array_of, tensor_of
+from shardwright.compiler.frontend.pytorch.types import array_of, tensor_of, without_gradients
 from shardwright.compiler.isa.program import Program
 from shardwright.orchestrator.traced.report import PartitionReport
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +24,7 @@ class CompiledPart:
     inputs: tuple[str, ...]
     outputs: tuple[Leaf, ...]
 
-    def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Its outputs by name."""
         from shardwright.sim_cluster.values.run_single import run_single
 
@@ -53,7 +50,7 @@ class TracedModule:
     name: str
     signature: Signature
     parts: tuple[TracedPart, ...]
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Any]
     """Weights that are no constants of a NEFF, and buffers that change, by name."""
     summary: PartitionReport
     made_by: Mapping[str, str] = field(default_factory=dict)
@@ -61,11 +58,9 @@ class TracedModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns. Raises UsageError for arguments unlike the example's."""
-        import torch
-
         given = self.signature.leaves(args, kwargs)
         values: dict[str, Any] = {**self.tensors, **given}
-        with torch.no_grad():
+        with without_gradients():
             for part in self.parts:
                 values |= part.run(values)
             for value, name in self.signature.changed:
@@ -95,7 +90,9 @@ def needed(parts: Sequence[TracedPart], signature: Signature) -> set[str]:
     read = {
         name
         for part in parts
-        for name in ((*part.weights, *part.inputs) if isinstance(part, CompiledPart) else part.inputs)
+        for name in (
+            (*part.weights, *part.inputs) if isinstance(part, CompiledPart) else part.inputs
+        )
     }
     read |= {each for each in signature.outputs if isinstance(each, str)}
     read |= {value for value, _ in signature.changed}

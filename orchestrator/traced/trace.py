@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from shardwright.compiler.frontend.pytorch.splitting import (
     refused_rows,
     traced_module,
 )
-from shardwright.compiler.frontend.pytorch.types import array_of
+from shardwright.compiler.frontend.pytorch.types import array_of, torch_version
 from shardwright.compiler.frontend.rules.restrictions import checks_for
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.bundle import read_program
@@ -49,9 +49,6 @@ from shardwright.orchestrator.road.bundling import compiler_version
 from shardwright.orchestrator.terminal.outputs import write
 from shardwright.orchestrator.traced.module import CompiledPart, TracedModule, TracedPart, needed
 from shardwright.orchestrator.traced.report import PartitionReport, report_of
-
-if TYPE_CHECKING:
-    import torch
 
 LOG = "log-neuron-cc.txt"
 MOST_NAMED = 20
@@ -82,7 +79,7 @@ class Settings:
 
 
 def trace(
-    module: torch.nn.Module | Any,
+    module: Any,
     example_inputs: Examples = (),
     example_kwarg_inputs: Mapping[str, Any] | None = None,
     settings: Settings | None = None,
@@ -116,7 +113,7 @@ def trace(
 
 
 def analyze(
-    module: torch.nn.Module | Any,
+    module: Any,
     example_inputs: Examples = (),
     example_kwarg_inputs: Mapping[str, Any] | None = None,
     settings: Settings | None = None,
@@ -132,11 +129,9 @@ def analyze(
 
 
 def _made_by(resolved: Resolved) -> dict[str, str]:
-    import torch
-
     return {
         "compiler": compiler_version(),
-        "torch": str(torch.__version__),
+        "torch": torch_version(),
         "target": resolved.command.target.name,
         "auto_cast": f"{resolved.options.auto_cast} {resolved.options.auto_cast_type}",
     }
@@ -203,8 +198,10 @@ class _Making:
     def _check(self, split: Split) -> None:
         if split.kept and not self.settings.allow_partition:
             raise _not_compiled(split.kept, "allow_partition=True leaves them to the CPU")
-        if split.kept and not any(part.is_compiled for part in split.parts) and (
-            not self.only_imported
+        if (
+            split.kept
+            and not any(part.is_compiled for part in split.parts)
+            and (not self.only_imported)
         ):
             raise _not_compiled(split.kept, "nothing is left for a NEFF: run the module in torch")
 
@@ -287,4 +284,3 @@ def _not_compiled(kept: Sequence[Kept], hint: str) -> DiagnosticError:
         kept[0].loc,
         hint,
     )
-

@@ -185,9 +185,7 @@ def _decoded(part: Any, known: Mapping[str, Any]) -> Any:
         return known[value]
     if key == "graph":
         graph = HostGraph.of_data(value)
-        return lambda *given: list(
-            graph.run(dict(zip(graph.inputs, given, strict=True))).values()
-        )
+        return lambda *given: list(graph.run(dict(zip(graph.inputs, given, strict=True))).values())
     if key == "complex":
         return complex(*value)
     if key == "device":

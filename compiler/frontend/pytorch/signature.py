@@ -6,6 +6,7 @@ pytrees of torch's, written as torch.export writes them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,13 +35,29 @@ class Leaf:
         return f"{self.dtype}{list(self.shape)}"
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of its elements, as torch has them."""
-        import math
-
+    def torch_type(self) -> Any:
+        """Its `torch.dtype`. Raises ValueError where there is none of that name."""
         import torch
 
-        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+        found = getattr(torch, self.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ValueError(f"{self.dtype} is no type of tensors")
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its elements, as torch has them."""
+        return math.prod(self.shape) * int(self.torch_type.itemsize)
+
+    def tensor(self, data: bytes) -> torch.Tensor:
+        """The tensor of its elements (`bytes_of`). Raises ValueError for another number of them."""
+        import torch
+
+        if len(data) != self.num_bytes:
+            raise ValueError(f"{self.name}, {self}, has {len(data)} bytes")
+        if not data:
+            return torch.empty(self.shape, dtype=self.torch_type)
+        return torch.frombuffer(bytearray(data), dtype=self.torch_type).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +112,9 @@ class Signature:
         """What a call returns, of all values by name."""
         from torch.utils import _pytree
 
-        leaves = [each.value if isinstance(each, Constant) else values[each] for each in self.outputs]
+        leaves = [
+            each.value if isinstance(each, Constant) else values[each] for each in self.outputs
+        ]
         return _pytree.tree_unflatten(leaves, self.result)
 
 
@@ -161,7 +180,7 @@ def plain(signature: Signature) -> dict[str, Any]:
 
     def entry(each: Entry | str) -> Any:
         if isinstance(each, Leaf):
-            return [each.name, list(each.shape), each.dtype]
+            return row_of(each)
         return {"constant": each.value} if isinstance(each, Constant) else each
 
     return {
@@ -172,6 +191,11 @@ def plain(signature: Signature) -> dict[str, Any]:
         "call": structure_text(signature.call),
         "result": structure_text(signature.result),
     }
+
+
+def row_of(leaf: Leaf) -> list[Any]:
+    """A leaf as a row that `leaf_of` reads."""
+    return [leaf.name, list(leaf.shape), leaf.dtype]
 
 
 def leaf_of(row: Any) -> Leaf:

@@ -204,9 +204,7 @@ class Traced:
                 reason = reasons[node] or f"its part has fewer than {least} operators"
                 kept.append(Kept(str(node.target), module_path(node), self.line(node), reason))
         groups = sorted(set(found.values()), key=lambda side: (side[0], side[1]))
-        parts = [
-            self._part([n for n in calls if found[n] == side], side[1]) for side in groups
-        ]
+        parts = [self._part([n for n in calls if found[n] == side], side[1]) for side in groups]
         return Split(tuple(parts), tuple(kept))
 
     def line(self, node: torch.fx.Node) -> Loc | None:
@@ -366,9 +364,7 @@ def refused_rows(traced: Traced, part: Part) -> dict[str, str]:
             continue
         alone = traced._part([node], True)
         function = traced.function(alone)
-        weights = {
-            name: jax.numpy.asarray(array_of(traced.tensor(name))) for name in alone.weights
-        }
+        weights = {name: jax.numpy.asarray(array_of(traced.tensor(name))) for name in alone.weights}
         leaves = [_leaves(traced.nodes[name]) for name in alone.inputs]
         try:
             jax.eval_shape(lambda *given, f=function, w=weights: f(w, *given), *leaves)

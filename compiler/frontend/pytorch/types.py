@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import ml_dtypes
@@ -67,3 +68,26 @@ def tensor_of(array: np.ndarray[Any, Any], dtype: str) -> Any:
     is_numpys = array.dtype.isbuiltin == 1  # not bf16 and fp8
     plain = np.array(array) if is_numpys else array.astype(np.float32)
     return torch.from_numpy(plain).to(getattr(torch, dtype))
+
+
+def bytes_of(tensor: Any) -> bytes:
+    """The elements of a tensor as torch has them, row by row."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
+
+
+def without_gradients() -> AbstractContextManager[None]:
+    """No graph of gradients is kept inside."""
+    import torch
+
+    found: AbstractContextManager[None] = torch.no_grad()
+    return found
+
+
+def torch_version() -> str:
+    """The torch that is installed."""
+    import torch
+
+    return str(torch.__version__)
