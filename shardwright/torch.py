@@ -8,17 +8,70 @@ What a name needs is loaded with its first use: importing this loads neither tor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+    from shardwright.orchestrator.api import Report
     from shardwright.orchestrator.traced.module import TracedModule
     from shardwright.orchestrator.traced.report import PartitionReport
 
-__all__ = ["analyze", "load", "trace"]
+__all__ = ["analyze", "load", "plan", "run", "trace"]
+
+
+def plan(
+    module: torch.nn.Module,
+    example_batch: Any,
+    loss: Callable[..., Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    mesh: Mapping[str, int] | None = None,
+    **settings: object,
+) -> Report:
+    """Whether a training step of a module fits and how fast it is, without values.
+
+    `example_batch` is a batch as a loader yields it: a mapping of the module's keywords, a tensor,
+    or a tuple. `loss` is a function of (output, target), which takes the last of the batch, or of
+    (model, batch); without it the module returns its loss, as those of transformers do. `mesh` has
+    sizes by axis, `{"dp_shard": 8, "tp": 4}`; `settings` are those of a job, `cluster__target=
+    "trn2"`. The batch is shared evenly by the data-parallel ranks where no setting says how many
+    samples there are.
+
+    Raises UsageError, at the line of the module, for what cannot be traced; else as
+    `shardwright.plan`.
+    """
+    _require()
+    from shardwright.compiler.frontend.pytorch.training import Training
+    from shardwright.orchestrator.traced import training
+
+    given = Training(
+        module=module, batch=example_batch, loss=loss, optimizer=optimizer, scheduler=scheduler
+    )
+    return training.plan(given, mesh, settings)
+
+
+def run(
+    module: torch.nn.Module,
+    example_batch: Any,
+    loss: Callable[..., Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    mesh: Mapping[str, int] | None = None,
+    **settings: object,
+) -> Report:
+    """The same step in values too, every step compared with the unsharded one; arguments are those
+    of `plan`. Raises as `shardwright.run`."""
+    _require()
+    from shardwright.compiler.frontend.pytorch.training import Training
+    from shardwright.orchestrator.traced import training
+
+    given = Training(
+        module=module, batch=example_batch, loss=loss, optimizer=optimizer, scheduler=scheduler
+    )
+    return training.run(given, mesh, settings)
 
 
 def trace(

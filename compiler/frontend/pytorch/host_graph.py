@@ -118,7 +118,7 @@ def function_of(target: str) -> Callable[..., Any]:
         return getattr(torch, name)  # type: ignore[no-any-return]
     if space == "higher_order" and name in (_BRANCH, _LOOP):
         return _branch if name == _BRANCH else _loop
-    found = None if target.startswith(_CLOSED) else getattr(torch.ops, space, None)
+    found: Any = None if target.startswith(_CLOSED) else getattr(torch.ops, space, None)
     for part in name.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, torch._ops.OpOverload):
@@ -127,7 +127,7 @@ def function_of(target: str) -> Callable[..., Any]:
             f"an operator of torch {torch.__version__} is required, got {target}",
             hint="import the library that registers it, or trace the module again",
         )
-    return found
+    return found  # type: ignore[no-any-return]  # which torch has no types for here
 
 
 def _branch(predicate: Any, true: Any, false: Any, operands: Sequence[Any] = ()) -> Any:

@@ -23,6 +23,7 @@ from shardwright.compiler.frontend.pytorch.exporting import (
     Exported,
     described,
     exported_program,
+    row_name,
 )
 from shardwright.compiler.frontend.pytorch.host_graph import HostGraph, host_graph, target_of
 from shardwright.compiler.frontend.pytorch.interpreter import (
@@ -30,7 +31,7 @@ from shardwright.compiler.frontend.pytorch.interpreter import (
     Values,
     evaluate,
     module_path,
-    row_name,
+    unsupported,
     user_line,
 )
 from shardwright.compiler.frontend.pytorch.levels import without_small
@@ -217,8 +218,6 @@ class Traced:
         inside = set(nodes)
         without = [n for n in nodes if not is_compiled and not target_of(n)]
         if without:
-            from shardwright.compiler.frontend.pytorch.interpreter import unsupported
-
             raise unsupported(without)
         read = dict.fromkeys(o for node in nodes for o in node.all_input_nodes if o not in inside)
         weights = dict.fromkeys(filter(None, map(self._weight, read)))
