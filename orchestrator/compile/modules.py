@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from shardwright.compiler.driver import Observer, compile_graph
 from shardwright.compiler.frontend.context import module_text
 from shardwright.compiler.frontend.detect import Module
-from shardwright.compiler.frontend.donation import Aliases
 from shardwright.compiler.frontend.rules.restrictions import check_outputs
 from shardwright.compiler.ir.analysis import count_ops, flops
 from shardwright.compiler.ir.serialize import dump
@@ -84,7 +83,7 @@ def open_module(
     options = resolved.options
     budget.check_io_memory(graph, watch.limit_bytes, aliases)
     budget.check_graph_instructions(graph, options.instruction_limit, options.optlevel)
-    program = _whole(graph, file, aliases)
+    program = _whole(graph, file, module)
     return OpenModule(graph=graph, module=module, program=program, watch=watch)
 
 
@@ -137,9 +136,9 @@ def _tell_ops(log: CompileLog, when: str, graph: Graph) -> None:
     log.say("debug", f"operators {when}: {counts or 'none'}")
 
 
-def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
+def _whole(graph: Graph, file: Path, module: Module) -> StepProgram:
     """The graph as one program; what depends on the rank is a coordinate behind the inputs."""
-    inputs, outputs = buffer_names(graph, aliases)
+    inputs, outputs = buffer_names(graph, module)
     made, coordinates = COORDINATES(graph)
     return StepProgram(
         name=file.name.partition(".")[0] or "main",

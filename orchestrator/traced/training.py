@@ -28,14 +28,18 @@ def make_task():
 """
 
 
-def plan(training: Training, mesh: Mapping[str, int] | None, settings: Mapping[str, object]) -> Report:
+def plan(
+    training: Training, mesh: Mapping[str, int] | None, settings: Mapping[str, object]
+) -> Report:
     """Whether the step of a script fits and how fast it is. Raises as `api.plan`."""
     from shardwright.orchestrator import api
 
     return api.plan(train_task(training), **_with_mesh(mesh, settings))
 
 
-def run(training: Training, mesh: Mapping[str, int] | None, settings: Mapping[str, object]) -> Report:
+def run(
+    training: Training, mesh: Mapping[str, int] | None, settings: Mapping[str, object]
+) -> Report:
     """The step of a script in values and in time. Raises as `api.run`; UsageError for objects that
     no other process can be given."""
     from shardwright.orchestrator import api
@@ -67,8 +71,6 @@ def read_task(folder: Path) -> TrainTask:
     return train_task(training)
 
 
-def _with_mesh(
-    mesh: Mapping[str, int] | None, settings: Mapping[str, object]
-) -> dict[str, Any]:
+def _with_mesh(mesh: Mapping[str, int] | None, settings: Mapping[str, object]) -> dict[str, Any]:
     """The settings of a job, with the axes of a mesh."""
     return {**{f"mesh__{axis}": size for axis, size in (mesh or {}).items()}, **settings}
