@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from shardwright.compiler.diagnostics import DiagnosticError, LoadError
 from shardwright.compiler.frontend.pytorch.host_graph import HostGraph
 from shardwright.compiler.frontend.pytorch.signature import (
     Leaf,
+    Signature,
     leaf_of,
     of_plain,
     plain,
@@ -27,7 +28,12 @@ from shardwright.compiler.frontend.pytorch.types import bytes_of
 from shardwright.compiler.neff.bundle import read_program
 from shardwright.compiler.neff.reader import Container
 from shardwright.orchestrator.terminal.outputs import write
-from shardwright.orchestrator.traced.module import CompiledPart, TracedModule, TracedPart
+from shardwright.orchestrator.traced.module import (
+    CompiledPart,
+    TracedModule,
+    TracedPart,
+    needed,
+)
 from shardwright.orchestrator.traced.report import PartitionReport
 
 FORMAT = 1
@@ -106,14 +112,30 @@ def _read(archive: zipfile.ZipFile) -> TracedModule:
         leaf.name: leaf.tensor(_entry(archive, f"tensors/{number}"))
         for number, leaf in enumerate(leaves)
     }
+    signature = of_plain(about["signature"])
+    parts = tuple(_part(archive, number, row) for number, row in enumerate(about["parts"]))
+    _check_names(signature, parts, tensors)
     return TracedModule(
         name=str(about["name"]),
-        signature=of_plain(about["signature"]),
-        parts=tuple(_part(archive, number, row) for number, row in enumerate(about["parts"])),
+        signature=signature,
+        parts=parts,
         tensors=tensors,
         summary=PartitionReport.of_dict(about["report"]),
         made_by={str(key): str(value) for key, value in about["made_by"].items()},
     )
+
+
+def _check_names(
+    signature: Signature, parts: Sequence[TracedPart], tensors: Mapping[str, Any]
+) -> None:
+    """That everything that is read is there. Raises ValueError."""
+    known = {each.name for each in signature.inputs if isinstance(each, Leaf)} | set(tensors)
+    for part in parts:
+        if missing := part.reads - known:
+            raise ValueError(f"nothing makes {', '.join(sorted(missing))}")
+        known |= part.makes
+    if missing := needed((), signature) - known:
+        raise ValueError(f"nothing makes {', '.join(sorted(missing))}")
 
 
 def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -136,9 +158,13 @@ def _part(archive: zipfile.ZipFile, number: int, row: Mapping[str, Any]) -> Trac
     neff = _entry(archive, f"parts/{number}.neff")
     container = Container(neff, f"parts/{number}.neff", "program")
     container.verify()
+    program = read_program(container)
+    counts = len(row["weights"]) + len(row["inputs"]), len(row["outputs"])
+    if counts != (len(program.inputs), len(program.outputs)):
+        raise ValueError(f"part {number} has other arguments than its NEFF")
     return CompiledPart(
         neff=neff,
-        program=read_program(container),
+        program=program,
         weights=tuple(map(str, row["weights"])),
         inputs=tuple(map(str, row["inputs"])),
         outputs=tuple(map(leaf_of, row["outputs"])),

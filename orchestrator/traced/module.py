@@ -24,6 +24,16 @@ class CompiledPart:
     inputs: tuple[str, ...]
     outputs: tuple[Leaf, ...]
 
+    @property
+    def reads(self) -> set[str]:
+        """Names of all values that it is called with."""
+        return {*self.weights, *self.inputs}
+
+    @property
+    def makes(self) -> set[str]:
+        """Names of its outputs."""
+        return {leaf.name for leaf in self.outputs}
+
     def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Its outputs by name."""
         from shardwright.sim_cluster.values.run_single import run_single
@@ -87,13 +97,7 @@ class TracedModule:
 
 def needed(parts: Sequence[TracedPart], signature: Signature) -> set[str]:
     """Names of tensors that are not made by a call."""
-    read = {
-        name
-        for part in parts
-        for name in (
-            (*part.weights, *part.inputs) if isinstance(part, CompiledPart) else part.inputs
-        )
-    }
+    read = {name for part in parts for name in part.reads}
     read |= {each for each in signature.outputs if isinstance(each, str)}
     read |= {value for value, _ in signature.changed}
     return read

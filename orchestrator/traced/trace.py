@@ -27,6 +27,7 @@ from shardwright.compiler.diagnostics import (
 from shardwright.compiler.frontend.detect import Module, import_file
 from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.pytorch.splitting import (
+    SMALL,
     Kept,
     Part,
     Split,
@@ -197,7 +198,8 @@ class _Making:
 
     def _check(self, split: Split) -> None:
         if split.kept and not self.settings.allow_partition:
-            raise _not_compiled(split.kept, "allow_partition=True leaves them to the CPU")
+            without = [each for each in split.kept if each.reason != SMALL]
+            raise _not_compiled(without, "allow_partition=True leaves them to the CPU")
         if (
             split.kept
             and not any(part.is_compiled for part in split.parts)

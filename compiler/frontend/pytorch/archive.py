@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.frontend.pytorch.host_graph import NUMBERS, SIZES
 from shardwright.compiler.frontend.user_code import called
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ _GRAPH = re.compile(r"[^/]+/models/[^/]+\.json")
 _CONSTANTS = re.compile(r"[^/]+/data/constants/[^/]+_constants_config\.json")
 _SIZE_KEYS = ("as_expr", "expr_str")
 _CALLED = re.compile(
-    r"torch\.ops\.(?!_)\w+\.\w+(\.\w+)?|_operator\.(?!_)\w+|math\.(?!_)\w+|torch\.sym_\w+|"
-    r"torch\._higher_order_ops(\.\w+)+"
+    r"torch\.ops(?!\.aten\.from_file\b)(\.(?!_)\w+){2}(\.(?!__)\w+)?|math\.(?!_)\w+"
+    rf"|_operator\.({'|'.join(NUMBERS)})|torch\.({'|'.join(SIZES)})"
 )
 """What a node may name: `torch.ops.aten.add.Tensor`, and Python's and torch's functions of sizes.
 """

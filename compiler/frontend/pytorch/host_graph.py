@@ -16,11 +16,12 @@ from shardwright.compiler.diagnostics import LoadError
 if TYPE_CHECKING:
     import torch
 
-_NUMBERS = (
+NUMBERS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pow", "getitem", "and_", "or_"),
     *("eq", "ne", "lt", "le", "gt", "ge", "not_"),
 )
-_SIZES = ("sym_int", "sym_float", "sym_not", "sym_max", "sym_min", "sym_ite", "sym_sum")
+SIZES = ("sym_int", "sym_float", "sym_not", "sym_max", "sym_min", "sym_ite", "sym_sum")
+"""Functions of Python's `operator`, and of torch's, that graphs call on sizes."""
 _BRANCH, _LOOP = "cond", "while_loop"
 _KINDS = ("dtype", "layout", "memory_format")
 """Types of torch's whose members arguments are."""
@@ -47,6 +48,16 @@ class HostGraph:
     nodes: tuple[HostNode, ...]
     outputs: tuple[str, ...]
 
+    @property
+    def reads(self) -> set[str]:
+        """Names of all values that it is called with."""
+        return set(self.inputs)
+
+    @property
+    def makes(self) -> set[str]:
+        """Names of its outputs."""
+        return set(self.outputs)
+
     def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs by name. Raises LoadError for an operator that this torch does not have."""
         known = {name: values[name] for name in self.inputs}
@@ -70,9 +81,23 @@ class HostGraph:
             HostNode(str(name), str(target), tuple(args), dict(kwargs))
             for name, target, args, kwargs in rows
         )
+        made = cls(tuple(map(str, inputs)), nodes, tuple(map(str, outputs)))
+        known = set(made.inputs)
         for node in nodes:
             function_of(node.target)
-        return cls(tuple(map(str, inputs)), nodes, tuple(map(str, outputs)))
+            if missing := _read([*node.args, *node.kwargs.values()]) - known:
+                raise ValueError(f"{node.name} reads {', '.join(sorted(missing))}")
+            known.add(node.name)
+        if missing := set(made.outputs) - known:
+            raise ValueError(f"no node makes {', '.join(sorted(missing))}")
+        return made
+
+
+def _read(part: Any) -> set[str]:
+    """Names of values in arguments."""
+    if isinstance(part, list | tuple):
+        return {name for each in part for name in _read(each)}
+    return {part["value"]} if isinstance(part, Mapping) and "value" in part else set()
 
 
 def host_graph(
@@ -102,9 +127,9 @@ def target_of(node: torch.fx.Node) -> str:
     name = getattr(target, "__name__", "")
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"higher_order.{name}" if name in (_BRANCH, _LOOP) else ""
-    if name in _NUMBERS and getattr(operator, name) is target:
+    if name in NUMBERS and getattr(operator, name) is target:
         return f"python.{name}"
-    return f"torch.{name}" if name in _SIZES and getattr(torch, name, None) is target else ""
+    return f"torch.{name}" if name in SIZES and getattr(torch, name, None) is target else ""
 
 
 def function_of(target: str) -> Callable[..., Any]:
@@ -112,9 +137,9 @@ def function_of(target: str) -> Callable[..., Any]:
     import torch
 
     space, _, name = target.partition(".")
-    if space == "python" and name in _NUMBERS:
+    if space == "python" and name in NUMBERS:
         return getattr(operator, name)  # type: ignore[no-any-return]
-    if space == "torch" and name in _SIZES and hasattr(torch, name):
+    if space == "torch" and name in SIZES and hasattr(torch, name):
         return getattr(torch, name)  # type: ignore[no-any-return]
     if space == "higher_order" and name in (_BRANCH, _LOOP):
         return _branch if name == _BRANCH else _loop

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 _WEIGHTS = (PARAMETER, BUFFER, CONSTANT)
 _SIZES = ("sym_constrain_range.default", "sym_constrain_range_for_size.default")
-_NOBODYS = ("pkg:compiler/", "<")
-NO_ROW = "no row"
-"""Why an operator stays on the host: nobody has written it for the machine."""
+_OURS = "pkg:compiler/"
+NO_ROW, SMALL = "no row", "its part has fewer operators than a compiled one"
+"""Why an operator stays on the host: it has no row in the table, or would be alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,16 +202,16 @@ class Traced:
         kept = []
         for node in calls:
             if not found[node][1] and _counts(node):
-                reason = reasons[node] or f"its part has fewer than {least} operators"
+                reason = reasons[node] or SMALL
                 kept.append(Kept(str(node.target), module_path(node), self.line(node), reason))
         groups = sorted(set(found.values()), key=lambda side: (side[0], side[1]))
         parts = [self._part([n for n in calls if found[n] == side], side[1]) for side in groups]
         return Split(tuple(parts), tuple(kept))
 
     def line(self, node: torch.fx.Node) -> Loc | None:
-        """The user's line of a node: not ours, nor one of code that torch wrote."""
+        """The user's line of a node, not ours."""
         found = user_line(node)
-        return self.loc if found is None or found.file.startswith(_NOBODYS) else found
+        return self.loc if found is None or found.file.startswith(_OURS) else found
 
     def _part(self, nodes: Sequence[torch.fx.Node], is_compiled: bool) -> Part:
         """A part of some nodes. Raises UsageError for an operator that the host does not run."""
