@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.diagnostics import DiagnosticError, ImportRuleError
 from shardwright.compiler.frontend.pytorch.host_graph import NUMBERS, SIZES
 from shardwright.compiler.frontend.user_code import called
 
@@ -30,7 +30,7 @@ _GRAPH = re.compile(r"[^/]+/models/[^/]+\.json")
 _CONSTANTS = re.compile(r"[^/]+/data/constants/[^/]+_constants_config\.json")
 _SIZE_KEYS = ("as_expr", "expr_str")
 _CALLED = re.compile(
-    r"torch\.ops(?!\.aten\.from_file\b)(\.(?!_)\w+){2}(\.(?!__)\w+)?|math\.(?!_)\w+"
+    r"torch\.ops(?!\.aten\.from_file\b)\.(?!_)\w+(\.(?!__)\w+){1,2}|math\.(?!_)\w+"
     rf"|_operator\.({'|'.join(NUMBERS)})|torch\.({'|'.join(SIZES)})"
 )
 """What a node may name: `torch.ops.aten.add.Tensor`, and Python's and torch's functions of sizes.
@@ -62,6 +62,8 @@ def read_program(data: bytes) -> torch.export.ExportedProgram:
     """
     try:
         check(data)
+    except DiagnosticError:
+        raise
     except _DAMAGED as error:
         raise refused(f"{type(error).__name__}: {error}") from error
     with called("importing torch"):

@@ -55,7 +55,12 @@ def lowered_file(data: bytes, as_step: bool = False) -> Lowered:
     Raises: ImportRuleError, UsageError as `read_program`; SW_TORCH_OPERATOR for operators without
     a row; SW_TORCH_LOSS where a step is asked of what is no training graph.
     """
-    program = _Program(Traced(decomposed(read_program(data))))
+    found = read_program(data)
+    try:
+        traced = Traced(decomposed(found))
+    except Exception as error:
+        raise refused(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+    program = _Program(traced)
     return program.step() if as_step else program.function()
 
 
