@@ -136,9 +136,9 @@ def analyze(
 def load(path: Path | str) -> TracedModule:
     """What `trace(...).save(path)` wrote. Raises LoadError for another file, or a damaged one."""
     _require()
-    from shardwright.orchestrator.traced import files
+    from shardwright.orchestrator.traced import module
 
-    return files.load(Path(path))
+    return module.load(Path(path))
 
 
 def _require() -> None:

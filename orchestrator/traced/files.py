@@ -28,12 +28,7 @@ from shardwright.compiler.frontend.pytorch.types import bytes_of
 from shardwright.compiler.neff.bundle import read_program
 from shardwright.compiler.neff.reader import Container
 from shardwright.orchestrator.terminal.outputs import write
-from shardwright.orchestrator.traced.module import (
-    CompiledPart,
-    TracedModule,
-    TracedPart,
-    needed,
-)
+from shardwright.orchestrator.traced.parts import CompiledPart, Content, TracedPart, needed
 from shardwright.orchestrator.traced.report import PartitionReport
 
 FORMAT = 1
@@ -45,7 +40,7 @@ _DAMAGED = (
 """What `zipfile`, `json` and a reader of plain data raise for bytes that are none of ours."""
 
 
-def content(module: TracedModule) -> bytes:
+def content(module: Content) -> bytes:
     """The bytes of the file of a traced module."""
     tensors = [row_of(Leaf.of(name, tensor)) for name, tensor in module.tensors.items()]
     about = {
@@ -73,13 +68,13 @@ def _put(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     archive.writestr(zipfile.ZipInfo(name), data)
 
 
-def save(module: TracedModule, path: Path) -> None:
+def save(module: Content, path: Path) -> None:
     """Write a traced module. Raises UsageError where it cannot be written."""
     write(path, content(module), "path")
 
 
-def load(path: Path) -> TracedModule:
-    """The traced module of a file. Raises LoadError for another file, a damaged one, and one of
+def load(path: Path) -> Content:
+    """What a file holds. Raises LoadError for another file, a damaged one, and one of
     operators or classes that are missing here."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -99,7 +94,7 @@ def load(path: Path) -> TracedModule:
         ) from error
 
 
-def _read(archive: zipfile.ZipFile) -> TracedModule:
+def _read(archive: zipfile.ZipFile) -> Content:
     about = json.loads(_entry(archive, ABOUT))
     if about["format"] != FORMAT:
         raise LoadError(
@@ -115,7 +110,7 @@ def _read(archive: zipfile.ZipFile) -> TracedModule:
     signature = of_plain(about["signature"])
     parts = tuple(_part(archive, number, row) for number, row in enumerate(about["parts"]))
     _check_names(signature, parts, tensors)
-    return TracedModule(
+    return Content(
         name=str(about["name"]),
         signature=signature,
         parts=parts,

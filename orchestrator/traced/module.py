@@ -2,69 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.frontend.pytorch.host_graph import HostGraph
-from shardwright.compiler.frontend.pytorch.signature import Leaf, Signature
-from shardwright.compiler.frontend.pytorch.types import array_of, tensor_of, without_gradients
-from shardwright.compiler.isa.program import Program
+from shardwright.compiler.frontend.pytorch.types import without_gradients
+from shardwright.orchestrator.traced import files
+from shardwright.orchestrator.traced.parts import Content
 from shardwright.orchestrator.traced.report import PartitionReport
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledPart:
-    """A NEFF and what it is called with: weights that are no constants of it, then inputs."""
-
-    neff: bytes
-    program: Program
-    weights: tuple[str, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[Leaf, ...]
-
-    @property
-    def reads(self) -> set[str]:
-        """Names of all values that it is called with."""
-        return {*self.weights, *self.inputs}
-
-    @property
-    def makes(self) -> set[str]:
-        """Names of its outputs."""
-        return {leaf.name for leaf in self.outputs}
-
-    def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Its outputs by name."""
-        from shardwright.sim_cluster.values.run_single import run_single
-
-        names = (*self.weights, *self.inputs)
-        given = zip(self.program.inputs, names, strict=True)
-        arrays = run_single(self.program, {buffer: array_of(values[n]) for buffer, n in given})
-        pairs = zip(self.program.outputs, self.outputs, strict=True)
-        return {leaf.name: tensor_of(arrays[buffer], leaf.dtype) for buffer, leaf in pairs}
-
-
-TracedPart = CompiledPart | HostGraph
-
-
-@dataclass(slots=True, repr=False)
-class TracedModule:
+class TracedModule(Content):
     """A callable that takes and returns tensors as the module does that was traced, in evaluation
     mode, with the shapes and types of its example. Buffers that the module changes are kept from
     call to call.
 
     `trace` makes it, `save` writes it as one file, `load` reads that.
     """
-
-    name: str
-    signature: Signature
-    parts: tuple[TracedPart, ...]
-    tensors: dict[str, Any]
-    """Weights that are no constants of a NEFF, and buffers that change, by name."""
-    summary: PartitionReport
-    made_by: Mapping[str, str] = field(default_factory=dict)
-    """Versions of ours and of torch, the machine, and the flags."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns. Raises UsageError for arguments unlike the example's."""
@@ -86,18 +40,14 @@ class TracedModule:
 
     def save(self, path: Path | str) -> None:
         """Write it as one file. Raises UsageError where it cannot be written."""
-        from shardwright.orchestrator.traced.files import save
-
-        save(self, Path(path))
+        files.save(self, Path(path))
 
     def __repr__(self) -> str:
         made = ", ".join(f"{key} {value}" for key, value in self.made_by.items())
         return f"TracedModule {self.name} ({made})\n{self.summary}"
 
 
-def needed(parts: Sequence[TracedPart], signature: Signature) -> set[str]:
-    """Names of tensors that are not made by a call."""
-    read = {name for part in parts for name in part.reads}
-    read |= {each for each in signature.outputs if isinstance(each, str)}
-    read |= {value for value, _ in signature.changed}
-    return read
+def load(path: Path) -> TracedModule:
+    """The traced module of a file. Raises LoadError, as `files.load`."""
+    found = files.load(path)
+    return TracedModule(**{field.name: getattr(found, field.name) for field in fields(found)})

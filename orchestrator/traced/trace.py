@@ -48,7 +48,8 @@ from shardwright.orchestrator.compile.compile_log import FileLog
 from shardwright.orchestrator.compile.modules import compiled
 from shardwright.orchestrator.road.bundling import compiler_version
 from shardwright.orchestrator.terminal.outputs import write
-from shardwright.orchestrator.traced.module import CompiledPart, TracedModule, TracedPart, needed
+from shardwright.orchestrator.traced.module import TracedModule
+from shardwright.orchestrator.traced.parts import CompiledPart, TracedPart, needed
 from shardwright.orchestrator.traced.report import PartitionReport, report_of
 
 LOG = "log-neuron-cc.txt"

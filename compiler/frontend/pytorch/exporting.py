@@ -61,7 +61,7 @@ def export(
 ) -> Exported:
     """The graph of a module's call; `what` is how messages call it. Raises UsageError, as
     `exported_program`."""
-    return described(exported_program(module, args, kwargs, what))
+    return exported_of(exported_program(module, args, kwargs, what))
 
 
 def exported_program(
@@ -180,7 +180,7 @@ def _named(spec: Any) -> str:
     return str(spec.target or spec.arg.name)
 
 
-def described(program: torch.export.ExportedProgram) -> Exported:
+def exported_of(program: torch.export.ExportedProgram) -> Exported:
     """What is needed of an exported program to evaluate it."""
     signature = program.graph_signature
     names = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "CONSTANT_TENSOR": CONSTANT}

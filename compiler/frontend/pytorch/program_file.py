@@ -26,11 +26,12 @@ from shardwright.compiler.frontend.pytorch.exporting import (
 )
 from shardwright.compiler.frontend.pytorch.interpreter import (
     Values,
+    checked,
     evaluate,
-    missing,
-    unsupported,
 )
+from shardwright.compiler.frontend.pytorch.optimizers import described
 from shardwright.compiler.frontend.pytorch.splitting import Traced
+from shardwright.compiler.frontend.pytorch.training import USUAL
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ class _Program:
     traced: Traced
 
     def __post_init__(self) -> None:
-        if without := missing(self.exported):
-            raise unsupported(without)
+        checked(self.exported)
 
     @property
     def exported(self) -> Exported:
@@ -182,7 +182,7 @@ class _Program:
 
         from shardwright.compiler.frontend.leaves import named_leaves
 
-        optimizer = _transformation()
+        optimizer = described(USUAL)
         params = {name: _shape(tensor) for name, tensor in self._saved(PARAMETER).items()}
         buffers = {name: _shape(tensor) for name, tensor in self._saved(BUFFER).items()}
         state = jax.eval_shape(optimizer.init, params)
@@ -253,13 +253,6 @@ def _keys(program: torch.export.ExportedProgram) -> list[str]:
         named = [key for key in keys if key]
         names.append("_".join([*named, *([str(place)] if len(named) < len(keys) else [])]))
     return [name if name and not name[0].isdigit() else f"out{n}" for n, name in enumerate(names)]
-
-
-def _transformation() -> Any:
-    """The optimizer of a step that says none."""
-    import optax
-
-    return optax.adamw(1e-3)
 
 
 def _shape(tensor: Any) -> Any:

@@ -21,7 +21,7 @@ from shardwright.compiler.frontend.pytorch.exporting import (
     INPUT,
     PARAMETER,
     Exported,
-    described,
+    exported_of,
     exported_program,
     row_name,
 )
@@ -110,7 +110,7 @@ class Traced:
                 graph.erase_node(node)
         graph.eliminate_dead_code()
         _without_tokens(graph)
-        object.__setattr__(self, "exported", described(self.program))
+        object.__setattr__(self, "exported", exported_of(self.program))
 
     @cached_property
     def nodes(self) -> dict[str, torch.fx.Node]:
