@@ -58,7 +58,15 @@ class Exported:
 def export(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = ""
 ) -> Exported:
-    """The graph of a module's call; `what` is how messages call it.
+    """The graph of a module's call; `what` is how messages call it. Raises UsageError, as
+    `exported_program`."""
+    return exported_of(exported_program(module, args, kwargs, what))
+
+
+def exported_program(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = ""
+) -> torch.export.ExportedProgram:
+    """A module's call as torch exports it, of the operators of the table.
 
     Raises UsageError where its code needs the values of tensors, or fails.
     """
@@ -66,12 +74,18 @@ def export(
 
     with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet(), kept():
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
-        _refuse_types(program.graph_module)
-        _stop_gradients(program.graph_module)
-        done: set[Any] = set()
-        while new := _decompositions(program, done):  # what is made of one may need another
-            program = program.run_decompositions(new)
-    return _exported(program)
+        return decomposed(program)
+
+
+def decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """An exported program without operators that write to a tensor, and of those with a row where
+    torch has a decomposition. Raises UsageError for types without a counterpart."""
+    _refuse_types(program.graph_module)
+    _stop_gradients(program.graph_module)
+    done: set[Any] = set()
+    while new := _decompositions(program, done):  # what is made of one may need another
+        program = program.run_decompositions(new)
+    return program
 
 
 _HINT = "torch.export traces a module without values: its documentation says what it takes"
@@ -196,8 +210,8 @@ def _named(spec: Any) -> str:
     return str(spec.target or spec.arg.name)
 
 
-def _exported(program: Any) -> Exported:
-    """What is needed of an exported program."""
+def exported_of(program: torch.export.ExportedProgram) -> Exported:
+    """What is needed of an exported program to evaluate it."""
     signature = program.graph_signature
     arguments = tuple((_kind(spec), _named(spec)) for spec in signature.input_specs)
     kept_results = {"BUFFER_MUTATION": lambda spec: spec.target, "USER_OUTPUT": lambda _: ""}

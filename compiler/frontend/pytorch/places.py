@@ -40,7 +40,8 @@ def _torch_folder() -> str:
 def frames(node: torch.fx.Node) -> tuple[tuple[str, int], ...]:
     """(file, line) of the calls that led to a node, the innermost first, without torch's own."""
     found = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [(file, int(line)) for file, line, _ in found if not file.startswith(_torch_folder())]
+    nobodys = (_torch_folder(), "<eval_with_key>")  # torch's own, and code that it wrote
+    own = [(file, int(line)) for file, line, _ in found if not file.startswith(nobodys)]
     return tuple(own[::-1][:MOST_FRAMES])
 
 

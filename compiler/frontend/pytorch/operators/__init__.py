@@ -2,6 +2,7 @@
 
 from shardwright.compiler.frontend.pytorch.operators import (
     attention,
+    backward,
     control,
     convolution,
     elementwise,
@@ -19,7 +20,7 @@ from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, HIGHE
 
 __all__ = ["ATEN", "HIGHER_ORDER"]
 _KINDS = (
-    *(attention, control, convolution, elementwise, indexing, losses, normalise, products, random),
-    *(recurrent, reduction, resizing, shape),
+    *(attention, backward, control, convolution, elementwise, indexing, losses, normalise),
+    *(products, random, recurrent, reduction, resizing, shape),
 )
 """Files whose rows the tables have."""
