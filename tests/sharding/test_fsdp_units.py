@@ -88,6 +88,7 @@ def test_collectives_per_unit_and_pass(name: str) -> None:
     assert not [f for f in plan.findings if f.code in ("SW_OVERLAP_IDLE", "SW_RESHARD")]
 
 
+@pytest.mark.matrix
 def test_micro_batches_repeat_them() -> None:
     how = mapped({"mesh": {"dp_shard": 4}, "fully_shard": [BLOCKS, ROOT]})
     once, twice = (counted(plan_of(deep_gqa, how, number)) for number in (1, 2))
@@ -119,6 +120,7 @@ def test_values_stay(name: str) -> None:
     assert error <= BOUND, leaf
 
 
+@pytest.mark.matrix
 def test_a_ring_parts_no_unit() -> None:
     """Loops inside of a layer are part of its unit; state is sharded over `cp` too."""
     table = {
@@ -139,6 +141,7 @@ def test_a_ring_parts_no_unit() -> None:
     }
 
 
+@pytest.mark.matrix
 def test_layers_that_are_no_loop_are_not_the_root() -> None:
     how = mapped({"mesh": {"dp_shard": 2}, "fully_shard": [BLOCKS, ROOT]})
     plain = distribution("fsdp", dp_shard=2)
