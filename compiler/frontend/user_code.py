@@ -20,7 +20,6 @@ from shardwright.compiler.frontend.locations import LocationReader
 MOST_LINES = 2  # of a message that are shown (our choice)
 EXTRAS = {
     "torch": "torch",
-    "torchax": "torch",
     "matplotlib": "plot",
     "pandas": "parquet",
     "pyarrow": "parquet",

@@ -1,25 +1,14 @@
-"""A PyTorch module as a training step: torchax gives its forward pass as a JAX function.
+"""Module, loss, optimizer and batch of a PyTorch training script, which knows nothing of us.
 
-Needs `pip install -e '.[torch]'`. Weights keep the module's own initial values.
+Needs `pip install -e '.[torch]'`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import torch
-import torchax
 from torch.nn import functional
 
-from shardwright import TrainTask
-
 VOCAB, WIDTH, LAYERS, HEADS, POSITIONS = 256, 128, 2, 4, 64
-OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
 
 class Block(torch.nn.Module):
@@ -62,42 +51,15 @@ class Decoder(torch.nn.Module):
         return self.head(self.blocks(self.tokens(tokens) + self.places))
 
 
-def make_task() -> TrainTask:
+def loss_fn(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), following.flatten())
+
+
+def make() -> tuple[object, ...]:
+    """What the loop of a training script has at hand, in any order."""
     torch.manual_seed(0)
-    weights, forward = torchax.extract_jax(Decoder())
-    initial = jax.tree.map(np.asarray, weights)
-
-    def loss_of(params: dict[str, jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
-        logits = forward(params, (batch["tokens"],))
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["next"]).mean()
-
-    def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, dict[str, jax.Array]]:
-        loss, gradients = jax.value_and_grad(loss_of)(params, batch)
-        updates, state = OPTIMIZER.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, {"loss": loss}
-
-    def init(_: jax.Array) -> tuple[Any, Any]:
-        params = jax.tree.map(jnp.asarray, initial)
-        return params, OPTIMIZER.init(params)
-
-    def batch(samples: int) -> dict[str, jax.ShapeDtypeStruct]:
-        shape = (samples, POSITIONS)
-        return {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in ("tokens", "next")}
-
-    return TrainTask(
-        step=step,
-        init=init,
-        batch=batch,
-        batches=batches,
-        tokens_per_sample=POSITIONS,
-        name="torch_step",
-    )
-
-
-def batches(seed: int, samples: int, _: str | None) -> Iterator[dict[str, np.ndarray]]:
-    """Counting, from random numbers on: the next token is one more."""
-    rng = np.random.default_rng(seed)
-    while True:
-        first = rng.integers(0, VOCAB, (samples, 1))
-        line = (first + np.arange(POSITIONS + 1)) % VOCAB
-        yield {"tokens": line[:, :-1].astype(np.int32), "next": line[:, 1:].astype(np.int32)}
+    model = Decoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    first = torch.randint(0, VOCAB, (64, 1))
+    line = (first + torch.arange(POSITIONS + 1)) % VOCAB  # the next token is one more
+    return model, loss_fn, optimizer, (line[:, :-1], line[:, 1:])

@@ -947,7 +947,7 @@ def test_an_example_is_partitioned_and_estimated(name: str) -> None:
     assert ready.plan.footprint.peak_bytes < ready.layout.target.limit_bytes
 
 
-OFTEN = ("torchtitan 8B", "Megatron GPT 345M", "NxDT Llama 2 7B")  # one of each project
+OFTEN = ("torchtitan 8B", "Megatron GPT 345M")  # NxDT's are read in seconds and planned in minutes
 RARE = EXAMPLES.keys() - OFTEN
 
 

@@ -49,7 +49,7 @@ def predictor(tmp_path: Path) -> Iterator[Predictor]:
 
 @pytest.mark.parametrize(
     ("family", "layout", "micro_batch", "dropout"),
-    diagonals(CELLS, 2, QUICK),
+    diagonals(CELLS, 4, QUICK),
 )
 def test_a_run_of_any_family_and_layout_is_predicted(
     predictor: Predictor,

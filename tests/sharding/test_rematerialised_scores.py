@@ -17,6 +17,7 @@ from shardwright.sharding.partition.mesh import make_mesh
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan
 from tests.models import flax_decoder
+from tests.support.cells import long_in_matrix
 from tests.support.road import captured_graph, run_and_compare
 from tests.support.small_job import SIZES
 from tests.support.step_plans import build_plan
@@ -59,8 +60,7 @@ def score_buffers(plan: Plan) -> list[str]:
     ]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_in_matrix(CASES, ["scanned"], ["unrolled"]))
 def test_no_scores_between_forward_and_backward(name: str) -> None:
     """Only the user's arithmetic is repeated: every leaf is off by exactly as much as before."""
     task = CASES[name]()

@@ -128,9 +128,7 @@ def _compare(preset: str, instances: int) -> dict[str, float]:
     return {p: time_step(other, p).step_time_ps / time_step(step, p).step_time_ps for p in PROFILES}
 
 
-@pytest.mark.parametrize(
-    ("preset", "instances"), long_in_matrix(COMPILED, COMPILED[:1], COMPILED[1:])
-)
+@pytest.mark.parametrize(("preset", "instances"), long_in_matrix(COMPILED, (), COMPILED))
 def test_no_compiled_fsdp_step_is_slower(preset: str, instances: int) -> None:
     ratios = _compare(preset, instances)
     assert min(ratios.values()) >= 1 - 1e-5, ratios

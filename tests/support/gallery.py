@@ -31,12 +31,13 @@ PLANNED = (
 )
 QUICK = ("own_sharding",)  # to plan; the others are for the matrix
 EXHAUSTIVE = (
+    "hsdp_7b",
     "pipeline_13b",
     "long_context",
     "inference",
     "lora",
 )  # nothing that others do not show
-NEEDS = {"torch_step": "torchax"}  # libraries of an extra, which may not be installed
+NEEDS = {"torch_step": "torch"}  # libraries of an extra, which may not be installed
 RECORDED = "plan.out"
 SHARE = 0.1  # figures follow the compiler; more than this is another output
 _NUMBER = re.compile(r"\d[\d,]*\.?\d*(?:e[+-]?\d+)?")

@@ -20,6 +20,7 @@ from tests.test_layers import PACKAGES, ROOT, imported_modules, source_files
 KNOW_OPS = (
     "compiler/ir/",
     "compiler/frontend/rules/",
+    "compiler/frontend/pytorch/operators/",  # ATen's names, some of which ours are alike
     "compiler/frontend/importer.py",
 )
 """Where an op's name belongs: its definition, its text, its import."""

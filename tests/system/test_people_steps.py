@@ -20,10 +20,10 @@ MESHES = {
 }
 CELLS = [(name, mesh) for name in STEPS for mesh in MESHES]
 IN_MATRIX = (
-    *(("two_players", "two"), ("in_place", "two"), ("scan_accumulation", "two")),
+    *(("in_place", "two"), ("scan_accumulation", "two")),
     ("every_other_step", "tp"),
 )
-"""A key that is drawn anew, state that changes in place, samples along another dim, a branch."""
+"""State that changes in place, samples along another dim, a branch."""
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,6 @@ class Entry:
     taken: Mapping[str, Any]
     others: Mapping[str, Any]
 
-    @property
-    def name(self) -> str:
-        """The name of the function, or of the class."""
-        return getattr(self.function, "__name__", "step")
-
 
 def made(what: str, function: Callable[..., Any], folder: Path, taken: Mapping[str, Any]) -> Any:
     """What a function makes: a module whose tensors have shapes and no values, where its code does
@@ -143,7 +138,7 @@ def _with_batch(entry: Entry, training: Training) -> Training:
 def _training(entry: Entry, result: Any) -> Training:
     """What training needs of what a function returned: by name in a mapping, else by type."""
     training = Training(**_named(result))
-    return replace(training, name=training.name or entry.name)
+    return replace(training, name=training.name or type(training.module).__name__)
 
 
 SETTINGS = ("seq_len", "remat")

@@ -98,7 +98,7 @@ class Group:
 def transformation(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     parameters: Iterable[tuple[str, torch.Tensor]],
-    schedulers: Any = (),
+    schedulers: Any = None,
     *,
     clip_norm: float = 0.0,
     clip_value: float = 0.0,
@@ -361,11 +361,13 @@ def _check_option(name: str, rule: Rule, key: str, value: Any) -> None:
             f"{name} requires options among {', '.join(rule.options)}, got {key}",
             hint=did_you_mean(key, rule.options, "leave it out"),
         )
-    default = rule.options[key]
-    if not _is_like(value, default) or (key == "betas" and max(value) >= 1):
+    default, words = rule.options[key], rule.words.get(key, ())
+    fits = value in words if words else _is_like(value, default)
+    if not fits or (key == "betas" and max(value) >= 1):
+        wanted = " or ".join(map(str, words)) or _form(key, default)
         raise UsageError(
             _CODE,
-            f"{name} requires {key} to be {_form(key, default)}, got {value!r}",
+            f"{name} requires {key} to be {wanted}, got {value!r}",
             hint=f"leave it out for {default}",
         )
 
@@ -379,7 +381,7 @@ def _is_like(value: Any, default: Any) -> bool:
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(default, float | int):
         return isinstance(value, float | int) and (value >= 0 or default < 0)
-    return value is None or isinstance(value, str | float)
+    return value is None or isinstance(value, float)
 
 
 def _form(key: str, default: Any) -> str:

@@ -74,6 +74,7 @@ def schedules_of(
     Raises: UsageError SW_TORCH_SCHEDULER.
     """
     several = tuple(schedulers) if isinstance(schedulers, Sequence) else (schedulers,)
+    several = () if schedulers is None else several
     for scheduler in several:
         _check(optimizers, scheduler)
 
@@ -230,7 +231,8 @@ def _row_of(scheduler: Any) -> Factor | Rates | None:
 def _tabulated(
     optimizer: torch.optim.Optimizer, schedulers: Sequence[Any], steps: int
 ) -> list[Schedules]:
-    """What copies of the schedulers do to a copy of the groups, over so many steps of theirs."""
+    """What copies of the schedulers do to a copy of the groups, over so many steps of theirs, or up
+    to where one says that it is over."""
     import numpy as np
 
     stand_in = copy.copy(optimizer)
@@ -240,8 +242,11 @@ def _tabulated(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the copy of the optimizer takes no step
         for _ in range(steps - 1):
-            for scheduler in copies:
-                scheduler.step()
+            try:
+                for scheduler in copies:
+                    scheduler.step()
+            except (ValueError, LookupError):  # OneCycleLR behind its last step; a list of rates
+                break
             rows.append([_values(group) for group in stand_in.param_groups])
 
     def schedules(number: int) -> Schedules:
@@ -471,7 +476,8 @@ def _line_behind(o: Any, share: Any) -> Any:
 def _root_behind(o: Any, step: Any) -> Any:
     import jax.numpy as jnp
 
-    return 1 / jnp.sqrt((step + o.timescale - o.num_warmup_steps) / o.timescale)
+    later = jnp.maximum(step - o.num_warmup_steps, 0)
+    return 1 / jnp.sqrt((later + o.timescale) / o.timescale)
 
 
 def _ones(o: Any) -> Schedule:

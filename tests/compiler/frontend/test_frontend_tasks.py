@@ -247,7 +247,7 @@ def test_load_task(tmp_path: Path) -> None:
         ("model", "module:function"),
         ("absent:make", "module absent"),
         ("model:absent", "function absent"),
-        ("model:nothing", "returning a TrainTask, got int"),
+        ("model:nothing", "returning a TrainTask or a torch.nn.Module, got int"),
     ):
         with pytest.raises(UsageError, match=words):
             load_task(entry, first)

@@ -98,7 +98,7 @@ def test_decoded_tokens_are_those_of_the_full_forward_pass(
 
 
 @pytest.mark.parametrize(
-    ("family", "mesh"), long_in_matrix(UNEVEN_CELLS, UNEVEN_CELLS[3:], UNEVEN_CELLS[1:3])
+    ("family", "mesh"), long_in_matrix(UNEVEN_CELLS, rest=UNEVEN_CELLS[1:], long=())
 )
 def test_a_vocabulary_that_tp_does_not_divide_is_padded_and_split(
     family: str, mesh: str, tmp_path: Path

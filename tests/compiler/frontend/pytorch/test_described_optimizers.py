@@ -108,6 +108,7 @@ def test_state_is_optimizer_state_and_named_as_its_weight(name: str) -> None:
         ({"name": "AdamW", "amsgrad": 1}, "OPTIMIZER", "amsgrad to be true or false, got 1"),
         ({"name": "AdamW", "lr": -1}, "OPTIMIZER", "lr to be a number that is not negative"),
         ({"name": "AdamW", "lr": "1e-3"}, "OPTIMIZER", "got '1e-3'"),
+        ({"name": "Muon", "adjust_lr_fn": "none"}, "OPTIMIZER", "None or original or match_rms"),
         ({"name": "SGD", "nesterov": True}, "OPTIMIZER", "momentum above 0 and dampening of 0"),
         ({"name": "SGD", "schedule": {"name": "Cosine"}}, "SCHEDULER", "did you mean Cosine"),
         ({"name": "SGD", "schedule": {"name": "StepLR"}}, "SCHEDULER", "say step_size"),

@@ -53,7 +53,10 @@ GRID: Mapping[str, list[dict[str, Any]]] = {
     "Adadelta": [*grid(rho=(0.9, 0.5), **DECAY)],
     "Adamax": [*grid(**DECAY)],
     "NAdam": [*grid(decoupled_weight_decay=(False, True), momentum_decay=(4e-3, 0.5), **DECAY)],
-    "RAdam": [*grid(decoupled_weight_decay=(False, True), lr=(1e-2,), **DECAY)],
+    "RAdam": [
+        *grid(decoupled_weight_decay=(False, True), lr=(1e-2,), **DECAY),
+        *grid(betas=((0.8, 0.9), (0.9, 0.95)), lr=(1e-2,)),  # steps on both sides of the series
+    ],
 }
 CELLS = [(name, options) for name, rows in GRID.items() for options in rows]
 
@@ -149,7 +152,7 @@ def test_ten_steps(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", GRID)
 def test_the_first_step_of_a_parameter_that_is_zero(name: str) -> None:
-    """What is added is right in each element: optax's adam is off by 2e-5 here."""
+    """What is added is right in each element: optax's adam is off by 7e-6 here."""
     named = parameters(scale=0.0)
     made = getattr(torch.optim, name)(named.values(), lr=0.01)
     tx = transformation(made, named.items())
@@ -162,6 +165,14 @@ def test_the_first_step_of_a_parameter_that_is_zero(name: str) -> None:
     updates, _ = tx.update(gradients, tx.init(params), params)
     for n, p in named.items():
         np.testing.assert_allclose(updates[n], p.detach().numpy(), rtol=BOUND, err_msg=n)
+
+
+@pytest.mark.parametrize("eps", [(None, 1e-3), (1e-2, 1e-3)])
+def test_adafactor_where_the_estimate_is_below_its_least(eps: tuple[float | None, float]) -> None:
+    named = parameters()
+    made = torch.optim.Adafactor(named.values(), lr=0.05, eps=eps)
+    least = torch.finfo(torch.float32).eps if eps[0] is None else eps[0]
+    held(named, [made], transformation(made, named.items()), scale=0.3 * least)
 
 
 @settings(max_examples=25, deadline=None)

@@ -168,6 +168,18 @@ def test_a_table_holds_its_last_row_and_leaves_the_scheduler_as_it_was() -> None
     assert scheduler.last_epoch == 0 and own.param_groups[0]["lr"] == 1e-2
 
 
+def test_a_table_ends_where_a_scheduler_does() -> None:
+    own = optimizer()
+    rates = [0.3, 0.2, 0.1]
+    ((first, _),) = schedules_of([own], lrs.LambdaLR(own, lambda k: rates[k]), 0, 1, 9)
+    found = [float(first["lr"](jnp.int32(n))) for n in range(5)]
+    assert found == pytest.approx([3e-3, 2e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_without_a_scheduler_there_is_no_schedule() -> None:
+    assert schedules_of([optimizer()], None, 0, 1, 9) == [[{}, {}]]
+
+
 @pytest.mark.parametrize(
     "name", ["warm-up, then cosine", "cycles", "restarts, growing", "a product"]
 )
