@@ -176,7 +176,6 @@ def _parallel(said: Distribution) -> Iterator[Term]:
             said=f"{len(weights)} weights over tp",
             loc=said.parallel[0].loc,
             keys={"strategy.tensor_plan": plan_text(list(weights))},
-            does="beside what the strategy finds by itself: SW_TENSOR_PLAN of the report",
         )
     sequence = [one for one in said.parallel if one.style is Style.SEQUENCE]
     scattered = [one for one in said.parallel if one.outputs == "Shard(1)"]
