@@ -96,7 +96,7 @@ def module_task(entry: Entry, result: Any) -> TrainTask:
 
     Raises: UsageError where something that training needs is missing.
     """
-    training = _with_batch(entry, _training(entry, result))
+    training = _with_batch(entry, training_of(result))
     said = entry.function.recording if isinstance(entry.function, Undistributed) else None
     remat = str(entry.others.get("remat", ""))
     again = layers_of(training.module, remat) if remat else {}
@@ -106,7 +106,7 @@ def module_task(entry: Entry, result: Any) -> TrainTask:
 
     def real() -> Training:
         with called(entry.what, entry.folder), seeded():
-            return _with_batch(entry, _training(entry, entry.function(**entry.taken)))
+            return _with_batch(entry, training_of(entry.function(**entry.taken)))
 
     task = train_task(training, real if is_fake(training.module) else None)
     if said is None or not said.terms():
@@ -116,14 +116,10 @@ def module_task(entry: Entry, result: Any) -> TrainTask:
 
 
 def _with_batch(entry: Entry, training: Training) -> Training:
-    """With an example batch: what the loader yields first, or one that is made up."""
-    import torch
-
+    """With an example batch: its own, or one that is made up. Raises UsageError without."""
     batch = training.batch
     if batch is None:
         batch = example_batch(training.module, int(entry.others.get("seq_len", 0)))
-    elif not isinstance(batch, torch.Tensor | Mapping | tuple | list):
-        batch = next(iter(batch))
     if batch is not None:
         return replace(training, batch=batch)
     raise UsageError(
@@ -135,10 +131,16 @@ def _with_batch(entry: Entry, training: Training) -> Training:
     )
 
 
-def _training(entry: Entry, result: Any) -> Training:
-    """What training needs of what a function returned: by name in a mapping, else by type."""
+def training_of(result: Any) -> Training:
+    """What training needs of what a function returned: by name in a mapping, else by type. Of a
+    loader it is the first batch. Raises UsageError for what is not understood."""
+    import torch
+
     training = Training(**_named(result))
-    return replace(training, name=training.name or type(training.module).__name__)
+    batch = training.batch
+    if batch is not None and not isinstance(batch, torch.Tensor | Mapping | tuple | list):
+        batch = next(iter(batch))
+    return replace(training, batch=batch, name=training.name or type(training.module).__name__)
 
 
 SETTINGS = ("seq_len", "remat")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from shardwright.compiler.frontend.pytorch.exporting import (
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
 from shardwright.compiler.frontend.pytorch.operators.registry import Place
 from shardwright.compiler.frontend.pytorch.recomputing import computed_again, stretches
-from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
+from shardwright.compiler.frontend.pytorch.types import array_of, check_type, numpy_type
 
 if TYPE_CHECKING:
     import torch
@@ -166,7 +166,13 @@ class _Run:
 
 
 def checked(exported: Exported) -> Exported:
-    """The graph itself. Raises UsageError where it has operators without a row."""
+    """The graph itself. Raises UsageError where it has operators without a row, numbers without a
+    type here, or sizes that are data."""
+    for node, _ in operators(exported.graph):
+        for part in _parts(node.meta.get("val")):
+            if any(type(size) is not int for size in getattr(part, "shape", (part,))):
+                raise of_values(user_line(node))
+            check_type(part, user_line(node))
     without = [
         node
         for node, op in operators(exported.graph)
@@ -174,17 +180,16 @@ def checked(exported: Exported) -> Exported:
     ]
     if without:
         raise unsupported(without)
-    for node, _ in operators(exported.graph):
-        if _is_unknown(node.meta.get("val")):
-            raise of_values(user_line(node))
     return exported
 
 
-def _is_unknown(said: Any) -> bool:
-    """Whether a size of what a node makes is known only when it runs."""
+def _parts(said: Any) -> Iterator[Any]:
+    """What a node makes: tensors, and numbers that are data."""
     if isinstance(said, list | tuple):
-        return any(_is_unknown(part) for part in said)
-    return any(type(size) is not int for size in getattr(said, "shape", ()))
+        for part in said:
+            yield from _parts(part)
+    elif said is not None:
+        yield said
 
 
 MOST_NAMED = 5

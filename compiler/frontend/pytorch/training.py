@@ -324,6 +324,14 @@ class Leaves:
                 f" {type(batch).__name__}",
                 hint="give what a loader yields: a dict, a tensor, or a tuple of tensors",
             )
+        counts = {name: int(tensor.shape[0]) for name, tensor in tensors.items()}
+        if len(set(counts.values())) > 1:
+            raise UsageError(
+                "SW_TORCH_BATCH",
+                "a training step requires a batch with as many samples along dim 0 of each tensor,"
+                f" got {', '.join(f'{count} of {name}' for name, count in counts.items())}",
+                hint="give what the loader yields; what has no samples belongs into the module",
+            )
         return cls(tensors, structure, others)
 
     @property
@@ -392,6 +400,12 @@ def train_task(training: Training, real: Callable[[], Training] | None = None) -
     training.module.train()
     step = _Step(training, real)
     leaves = step.leaves
+    if not any(p.requires_grad for p in training.module.parameters()):
+        raise UsageError(
+            "SW_TASK_PARAMETERS",
+            f"a training step of {training.name} requires a parameter with requires_grad, got none",
+            hint="train a part of it: module.head.requires_grad_(True)",
+        )
 
     def batches(seed: int, samples: int, data: str | None) -> Iterator[Any]:
         own = leaves if real is None else Leaves.of(real().batch)

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import Loc, UsageError
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
@@ -41,6 +41,15 @@ def numpy_type(dtype: Any) -> np.dtype[Any]:
         )
     found: np.dtype[Any] = np.dtype(_TYPES[name])
     return found
+
+
+def check_type(tensor: Any, loc: Loc | None) -> None:
+    """Refuse a tensor whose type has no counterpart, at a line. Raises UsageError."""
+    try:
+        numpy_type(getattr(tensor, "dtype", "int64"))
+    except UsageError as error:
+        d = error.diagnostic
+        raise UsageError(d.code, d.message, loc, d.hint) from None
 
 
 def scalar(value: Any) -> Any:
