@@ -349,7 +349,7 @@ def _plan(args: argparse.Namespace) -> int:
         waited_s = round(time.perf_counter() - args.began, 3)
         report["provenance"] |= {"again": args.again, "answered_s": waited_s}
         if found:
-            report["imported"] = found.section()
+            report["imported"] = found.section(report["findings"])
         if folder:
             from shardwright.orchestrator.report.page.page import write_report
 

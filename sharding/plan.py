@@ -23,6 +23,7 @@ from shardwright.compiler.steps import note
 from shardwright.sharding import shown
 from shardwright.sharding.cut.overlap.assign import Shifts
 from shardwright.sharding.cut.overlap.layers import overlap
+from shardwright.sharding.cut.overlap.streams import is_layer_loop
 from shardwright.sharding.cut.pipeline.balance import PartShare, stage_sizes
 from shardwright.sharding.cut.pipeline.unstack import Staged
 from shardwright.sharding.cut.rewrites import (
@@ -206,10 +207,12 @@ def complete(prepared: Prepared, answer: PartitionedGraph, num_microbatches: int
     if last:
         in_own_type = settings.gradient_reduction == "last" or settings.reduce_dtype != "auto"
         local = replace(local, graph=REDUCTIONS_LAST(local.graph, in_own_type))
+    has_loops = any(map(is_layer_loop, local.graph.ops))
     plan = CUT(
         local,
         num_microbatches=num_microbatches,
-        reshard_after_forward=settings.reshard_after_forward and settings.reshard_root,
+        reshard_after_forward=settings.reshard_after_forward
+        and (settings.reshard_root or not has_loops),
         reduce_last=last,
         wide=settings.accumulate_dtype == "float32",
         partial=partial,
@@ -237,6 +240,8 @@ def complete(prepared: Prepared, answer: PartitionedGraph, num_microbatches: int
     rows = traffic(plan)
     if not settings.reshard_after_forward:
         cut_findings += tuple(_gathers_left(rows))
+    elif not settings.reshard_root and not has_loops:
+        cut_findings += (_no_root(),)
     return Plan(
         step=plan,
         mesh=mesh,
@@ -258,6 +263,17 @@ def _reasons(recipe: Recipe, part: PartitionedGraph) -> dict[str, str]:
         if slot.name not in recipe.reasons
     }
     return {**recipe.reasons, **open_ones}
+
+
+def _no_root() -> Diagnostic:
+    """The note about a root that is not told from layers."""
+    return Diagnostic(
+        "SW_RESHARD",
+        "strategy.reshard_root=false requires layers that are a loop, so that they are told from"
+        " what lies outside of them; got none, and all weights are gathered again",
+        hint="set strategy.reshard_after_forward=false to keep all",
+        severity="note",
+    )
 
 
 def _gathers_left(rows: Sequence[Traffic]) -> Iterator[Diagnostic]:

@@ -20,6 +20,7 @@ from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.strategies.decisions import Decisions
 
 NAMED = 4  # weights that a note lists by name (our choice)
+_PART = re.compile(r"@\d+$")  # of a stack of layers, by the part of a pipeline that has them
 _ROW = re.compile(r"\s*([^\s:,]+)\s*:\s*(\d+)\s*")
 
 
@@ -114,7 +115,9 @@ def plan_of(
                 hint=f"weights are {_few(names)}; strategy.tensor_plan= leaves the plan out",
             )
         for slot, value in found:
-            own = [d for d, f in sorted(indices.families(value)) if f not in layers]
+            shape = value.type.shape
+            families = sorted(indices.families(value))
+            own = [d for d, family in families if family not in layers and shape[d] > 1]
             if dim >= len(own):
                 raise ShardingError(
                     "SW_TENSOR_PLAN",
@@ -156,7 +159,7 @@ def _is_named(slot: Slot, pattern: str) -> bool:
     """Whether a pattern names a leaf, or the leaves of a stack, below the part of the state."""
     parts = re.split(r"[./]", pattern)
     for name in slot.leaves or (slot.name,):
-        own = re.split(r"[./]", name)[1:]
+        own = re.split(r"[./]", _PART.sub("", name))[1:]
         if len(own) == len(parts) and all(map(fnmatchcase, own, parts)):
             return True
     return False

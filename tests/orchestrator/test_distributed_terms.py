@@ -271,6 +271,26 @@ def test_a_table_is_a_project_of_its_own(tmp_path: Path) -> None:
     assert "a rank is a core: 1 instance of 32 cores" in text["assumed"]
 
 
+def test_the_answer_completes_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "d.toml"
+    path.write_text(TABLE.replace("dp_shard = 8", "dp_shard = 8\ntp = 2"))
+    found = imported("pytorch", path, Asked(cores_of=lambda _: CORES))
+    findings = [
+        {"code": "SW_TENSOR_PLAN", "severity": "note", "message": "1 of 2 lie so"},
+        {"code": "SW_TENSOR_PLAN", "severity": "warning", "message": "wo: dim 0 is whole"},
+        {"code": "SW_OTHER", "severity": "note", "message": "elsewhere"},
+    ]
+    rows = {row["term"]: row for row in found.section(findings)["terms"]}
+    row = rows["parallelize_module"]
+    assert row["done"].endswith("; 1 of 2 lie so") and row["why"] == "wo: dim 0 is whole"
+    assert row["code"] == DIFFERS and "elsewhere" not in str(rows)
+    before = {row["term"]: row for row in found.section()["terms"]}
+    assert before["parallelize_module"]["done"] == f"strategy.tensor_plan = {PLAN}"
+
+
+PLAN = "layers.*.wq.weight:0"
+
+
 def test_terms_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "d.toml"
     path.write_text(TABLE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ from shardwright.sharding.cut.pipeline.balance import REST, stage_sizes
 from shardwright.sharding.plan import Plan
 from tests.support.road import worst
 from tests.support.staged_runs import plan_of, step_errors
-from tests.support.strategy_cells import Distribution, deep_gqa, distribution
+from tests.support.strategy_cells import Distribution, deep_flax, deep_gqa, distribution
 
 LAYERS = 5
 BOUND = 1e-5
@@ -87,6 +88,7 @@ def test_collectives_per_unit_and_pass(name: str) -> None:
     assert not [f for f in plan.findings if f.code in ("SW_OVERLAP_IDLE", "SW_RESHARD")]
 
 
+@pytest.mark.matrix
 def test_micro_batches_repeat_them() -> None:
     how = mapped({"mesh": {"dp_shard": 4}, "fully_shard": [BLOCKS, ROOT]})
     once, twice = (counted(plan_of(deep_gqa, how, number)) for number in (1, 2))
@@ -116,6 +118,36 @@ def test_values_stay(name: str) -> None:
     how = mapped({"mesh": mesh, "fully_shard": units})
     leaf, error = worst(step_errors(deep_gqa, how, 1))
     assert error <= BOUND, leaf
+
+
+@pytest.mark.matrix
+def test_a_ring_parts_no_unit() -> None:
+    """Loops inside of a layer are part of its unit; state is sharded over `cp` too."""
+    table = {
+        "mesh": {"dp_shard": 2, "cp": 2},
+        "fully_shard": [BLOCKS | {"mesh": ["dp_shard", "cp"]}, ROOT | {"mesh": ["dp_shard", "cp"]}],
+    }
+    how = mapped(table)
+    ring = replace(how, settings=replace(how.settings, context="ring"))
+    found = {
+        (row.program, row.kind): row.count
+        for row in plan_of(deep_gqa, ring, 1).traffic
+        if row.axes == ("dp_shard", "cp") and row.total_bytes > 8 * row.count
+    }
+    assert found == {
+        ("forward", "all_gather"): 6,
+        ("backward", "all_gather"): 5,
+        ("backward", "reduce_scatter"): 6,
+    }
+
+
+@pytest.mark.matrix
+def test_layers_that_are_no_loop_are_not_the_root() -> None:
+    how = mapped({"mesh": {"dp_shard": 2}, "fully_shard": [BLOCKS, ROOT]})
+    plain = distribution("fsdp", dp_shard=2)
+    plan, alone = (plan_of(deep_flax, one, 1) for one in (how, plain))
+    assert counted(plan) == counted(alone)
+    assert {f.code for f in plan.findings} == {"SW_OVERLAP_IDLE", "SW_RESHARD"}
 
 
 def test_cut_points_are_layers_of_stages() -> None:

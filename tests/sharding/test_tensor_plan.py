@@ -10,7 +10,7 @@ from shardwright.sharding.plan import Plan
 from shardwright.sharding.strategies.tensor_plan import plan_text, rows_of
 from tests.support.road import worst
 from tests.support.staged_runs import plan_of, step_errors
-from tests.support.strategy_cells import Distribution, distribution, gqa
+from tests.support.strategy_cells import Distribution, deep_gqa, distribution, gqa
 
 ATTENTION = "layers.wq:1, layers.wk:1, layers.wv:1, layers.wo:0"
 MLP = "layers.w_gate:1, layers.w_up:1, layers.w_down:0"
@@ -57,6 +57,18 @@ def test_what_shares_an_index_follows() -> None:
     plan = plan_of(gqa, of("layers.w_up:1"), 1)
     assert split(plan) == {"layers/w_up", "layers/w_gate", "layers/w_down"}
     assert "params/layers/w_down" in told(plan)[0] and "lie so too" in told(plan)[0]
+
+
+@pytest.mark.matrix
+def test_stages_have_the_plan_of_their_layers() -> None:
+    """Five layers on five stages: a stack of one layer has the dims of a layer too."""
+    for pp in (2, 5):
+        how = distribution("fsdp", pp=pp, tp=2, dp_shard=2, tensor_plan=f"{ATTENTION}, {MLP}")
+        plan = plan_of(deep_gqa, how, pp)
+        (text,) = told(plan)
+        assert text.startswith(f"{7 * pp} of {7 * pp} weights of the plan") and "embed" in text
+        leaf, error = worst(step_errors(deep_gqa, how, pp))
+        assert error <= BOUND, leaf
 
 
 @pytest.mark.parametrize(

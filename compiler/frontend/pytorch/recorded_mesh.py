@@ -54,12 +54,20 @@ class RecordedMesh:
     loc: Loc
     whole: RecordedMesh | None = None
     flat: dict[str, _Dim] = field(default_factory=dict)
+    made: list[RecordedMesh] = field(default_factory=list)
+    """All meshes of a reading."""
 
     @classmethod
     def of(
-        cls, device_type: str, shape: Sequence[int], names: Sequence[str] | None, loc: Loc
+        cls,
+        device_type: str,
+        shape: Sequence[int],
+        names: Sequence[str] | None,
+        loc: Loc,
+        made: list[RecordedMesh],
     ) -> RecordedMesh:
-        """A mesh of a shape. Raises UsageError (SW_TORCH_MESH)."""
+        """A mesh of a shape, one more of those that were `made`. Raises UsageError
+        (SW_TORCH_MESH)."""
         sizes = [int(size) for size in shape]
         if names is not None and len(names) != len(sizes):
             raise _refused(f"{len(sizes)} names", f"{len(names)}: {', '.join(names)}", loc)
@@ -69,7 +77,8 @@ class RecordedMesh:
             raise _refused("sizes of at least 1", str(tuple(sizes)), loc)
         told = list(names) if names is not None else [f"dim{n}" for n in range(len(sizes))]
         dims = tuple(_Dim(n, s, (n,)) for n, s in zip(told, sizes, strict=True))
-        return cls(device_type, dims, names is not None, loc)
+        made.append(cls(device_type, dims, names is not None, loc, made=made))
+        return made[-1]
 
     @property
     def root(self) -> RecordedMesh:
@@ -149,6 +158,21 @@ class RecordedMesh:
         dim = _Dim(name, self.size(), self.axes)
         self.root.flat[name] = dim
         return RecordedMesh(self.device_type, (dim,), True, self.loc, self.root)
+
+    def _unflatten(
+        self, dim: int | str, mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *_: Any
+    ) -> RecordedMesh:
+        """A mesh with several dims in place of one: another view of the same ranks."""
+        parts = list(zip(mesh_dim_names, mesh_sizes, strict=True))
+        old = self._dim(dim)
+        rows = [
+            row for one in self.dims for row in (parts if one == old else [(one.name, one.size)])
+        ]
+        sizes = [size for _, size in rows]
+        if math.prod(sizes) != self.size():
+            raise _refused(f"sizes whose product is {old.size}", str(tuple(mesh_sizes)), self.loc)
+        names = [name for name, _ in rows]
+        return RecordedMesh.of(self.device_type, sizes, names, self.loc, self.root.made)
 
     def __enter__(self) -> RecordedMesh:
         return self

@@ -120,6 +120,7 @@ def _rows() -> Iterator[tuple[str, str, Recorder]]:
     yield fsdp, "FullyShardedDataParallel", _fsdp1
     yield "torch.nn.parallel", "DistributedDataParallel", _ddp
     yield f"{composable}.replicate", "replicate", _ddp
+    yield f"{composable}.replicate_with_fsdp", "replicate", _ddp  # torch 2.9
     yield f"{composable}.checkpoint_activation", "checkpoint", _composable_checkpoint
     yield "torch.distributed.tensor.parallel", "parallelize_module", _parallelize
     yield mesh, "init_device_mesh", _init_device_mesh
@@ -326,9 +327,8 @@ def _init_device_mesh(
     mesh_dim_names: Sequence[str] | None = None,
     **_: Any,
 ) -> RecordedMesh:
-    mesh = RecordedMesh.of(device_type, mesh_shape, mesh_dim_names, recording.here())
-    recording.meshes.append(mesh)
-    return mesh
+    loc = recording.here()
+    return RecordedMesh.of(device_type, mesh_shape, mesh_dim_names, loc, recording.meshes)
 
 
 def _device_mesh(

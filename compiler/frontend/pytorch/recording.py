@@ -188,8 +188,15 @@ class Recording:
         return found
 
     def _mesh(self) -> RecordedMesh:
-        """The mesh with most dims, the first of those."""
-        return max((mesh.root for mesh in self.meshes), key=lambda mesh: mesh.ndim)
+        """The mesh that most terms name dims of, then that with most dims, the first of those."""
+        calls = [call.term for call in (*self.units, *self.parallel, *self.replicated)]
+        named = {axis for one in calls for axis in (*one.axes, *getattr(one, "replicas", ()))}
+        named |= {*(self.pipeline.axes if self.pipeline else ())}
+
+        def fit(mesh: RecordedMesh) -> tuple[int, int]:
+            return len(named & {*mesh.axes}), mesh.ndim
+
+        return max(self.meshes, key=fit)
 
     def axes_of(self, mesh: Any, default: str = "dp_shard") -> tuple[str, ...]:
         """The axes of a mesh that a call was given; all ranks where it was given none."""

@@ -176,7 +176,6 @@ def _parallel(said: Distribution) -> Iterator[Term]:
             said=f"{len(weights)} weights over tp",
             loc=said.parallel[0].loc,
             keys={"strategy.tensor_plan": plan_text(list(weights))},
-            does="beside what the strategy finds by itself: SW_TENSOR_PLAN of the report",
         )
     sequence = [one for one in said.parallel if one.style is Style.SEQUENCE]
     scattered = [one for one in said.parallel if one.outputs == "Shard(1)"]
@@ -357,6 +356,11 @@ _WHY: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
     "unshard": ({}, "", "gathers stand where the strategy puts them"),
     "reshard": ({}, "", "gathers stand where the strategy puts them"),
     "torch.utils.checkpoint": ({}, "kept as it is called: the model's own recomputation", ""),
+    "ShardingStrategy": ({}, "", "shards lie over all ranks: give it a device_mesh of two dims"),
+    "fully_shard(shard_placement_fn=...)": ({}, "", "the largest dim that divides is sharded"),
+    "fully_shard(ignored_params=...)": ({}, "", "every weight is sharded"),
+    "ignored_modules": ({}, "", "every weight is sharded"),
+    "split_policy": ({}, "", "stages are shared out by cost (strategy.stage_balance)"),
     "distribute_tensor": ({}, "", "a tensor lies as its index does; say it in a plan"),
     "distribute_module": ({}, "", "a module lies as its plan says; say it in a plan"),
 }

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,7 @@ from shardwright.orchestrator.config.importers.fields import (
 )
 from shardwright.orchestrator.config.importers.scripts import flag_fields
 from shardwright.orchestrator.config.importers.table import Reading, read
-from shardwright.orchestrator.config.importers.term import Term
+from shardwright.orchestrator.config.importers.term import Term, answered
 
 _BATCH = ("global_batch", "global_batch_tokens")
 _MODELS = ("preset", "config", "entry", "hlo", "recipe")
@@ -162,11 +162,11 @@ class Imported:
         )
         return {"goal.tokens": number * per}
 
-    def section(self) -> dict[str, Any]:
-        """The section of the report."""
+    def section(self, findings: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """The section of the report; `findings` are those of the answer."""
         reading = self.reading
         if self.terms:
-            return self._of_terms()
+            return self._of_terms(findings)
         return {
             "project": self.project,
             "file": str(reading.path),
@@ -191,13 +191,13 @@ class Imported:
             "assumed": [*reading.assumed, *self.later, *reading.defaults],
         }
 
-    def _of_terms(self) -> dict[str, Any]:
+    def _of_terms(self, findings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """The section of terms: what was said and what is done, side by side."""
+        terms = answered(self.terms, findings)
         rows = [
-            (one, {"field": one.term, "line": one.loc.line, "value": one.said})
-            for one in self.terms
+            (one, {"field": one.term, "line": one.loc.line, "value": one.said}) for one in terms
         ]
-        differs = [f"{one.term} ({one.loc}): {one.why}" for one in self.terms if one.why]
+        differs = [f"{one.term} ({one.loc}): {one.why}" for one in terms if one.why]
         return {
             "project": self.project,
             "file": str(self.reading.path),
@@ -209,7 +209,7 @@ class Imported:
             "without": [row | {"why": one.why} for one, row in rows if not (one.keys or one.does)],
             "unknown": [],
             "assumed": [*differs, *self.reading.assumed, *self.later],
-            "terms": [one.as_dict() for one in self.terms],
+            "terms": [one.as_dict() for one in terms],
         }
 
 

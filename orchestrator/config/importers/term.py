@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
@@ -47,3 +47,24 @@ class Term:
 def shown(value: Any) -> str:
     """A value as `--set` takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_ANSWERS = {"strategy.tensor_plan": "SW_TENSOR_PLAN"}
+"""Keys -> the code of findings that say what became of them."""
+
+
+def answered(terms: Sequence[Term], findings: Iterable[Mapping[str, Any]]) -> tuple[Term, ...]:
+    """Rows with what the answer found about their keys: notes are done, warnings differ."""
+    told = [(found["code"], found["severity"], found["message"]) for found in findings]
+
+    def of(one: Term) -> Term:
+        codes = {_ANSWERS[key] for key in one.keys if key in _ANSWERS}
+        own = [(severity, text) for code, severity, text in told if code in codes]
+        if not own:
+            return one
+        does = "; ".join(text for severity, text in own if severity == "note")
+        whys = [one.why, *(text for severity, text in own if severity != "note")]
+        why = "; ".join(filter(None, whys))
+        return replace(one, does=does or one.does, why=why)
+
+    return tuple(map(of, terms))

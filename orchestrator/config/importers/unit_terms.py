@@ -93,13 +93,17 @@ def _layer_units(said: Distribution, pattern: str, units: list[Unit]) -> Iterato
     number = len(units) if not units[0].group else 0
     yield Term(
         term=f"fully_shard {pattern}",
-        said=f"{number} units of {size} layers" if number else f"a unit for every {size}",
+        said=f"{number} units of {_layers(size)}" if number else f"a unit for {_layers(size)}",
         loc=units[0].loc,
         keys={"strategy.layers_per_group": min(size, MAX_GROUP)},
         why=why,
     )
     yield _kept_layers(pattern, units)
     yield from _prefetch(said, units)
+
+
+def _layers(number: int) -> str:
+    return f"{number} layer" if number == 1 else f"{number} layers"
 
 
 def _kept_layers(pattern: str, units: list[Unit]) -> Term:

@@ -32,11 +32,14 @@ UNLIMITED = sys.maxsize
 
 def bucketed(graph: Graph, most_bytes: int) -> Graph:
     """`graph` with collectives over data axes in buckets of up to `most_bytes` of the larger side,
-    at every level; a larger one stays alone. The graph itself when nothing shares a bucket.
+    at every level; a larger one stays alone. Without a bound `graph` is a unit, whose loops (a
+    ring) part nothing. The graph itself when nothing shares a bucket.
     """
     inside = partial(bucketed, most_bytes=most_bytes)
     ops = [with_regions(op, tuple(map(inside, op.regions))) for op in graph.ops]
-    buckets = _buckets(ops, most_bytes, _stretches(ops))
+    is_unit = most_bytes == UNLIMITED
+    stretches = dict.fromkeys(ops, 0) if is_unit else _stretches(ops)
+    buckets = _buckets(ops, most_bytes, stretches)
     return with_ops(graph, _ordered(ops, buckets) if buckets else ops)
 
 

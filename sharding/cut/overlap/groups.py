@@ -19,7 +19,7 @@ from shardwright.compiler.ir.traits import IDENTITIES
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.sharding.cut.overlap.assign import free_values
 from shardwright.sharding.cut.overlap.buckets import bucketed, bucketed_outside
-from shardwright.sharding.cut.overlap.streams import moves_state
+from shardwright.sharding.cut.overlap.streams import is_layer_loop
 
 
 def grouped(graph: Graph, layers: int, most_bytes: int, root: str = "each") -> Graph:
@@ -28,7 +28,7 @@ def grouped(graph: Graph, layers: int, most_bytes: int, root: str = "each") -> G
     (`StrategySettings.root_unit`); the graph itself where there is no such loop.
     """
     found = _in_groups(graph, layers, most_bytes)
-    if root == "each":
+    if root == "each" or found is graph:  # without a loop the layers stand there too
         return found
     return bucketed_outside(found, across_loops=root == "all")
 
@@ -38,7 +38,7 @@ def _in_groups(graph: Graph, layers: int, most_bytes: int) -> Graph:
     level = Level()
     for op in graph.ops:
         op = level.update(op)
-        if op.regions and op.attrs.trip and any(map(moves_state, op.regions[0].ops)):
+        if is_layer_loop(op):
             level.replace(op.results, _groups(level, op, layers, most_bytes))
         else:
             inner = tuple(_in_groups(region, layers, most_bytes) for region in op.regions)

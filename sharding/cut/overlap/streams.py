@@ -47,6 +47,11 @@ def moves_state(op: Op) -> bool:
     return named and bool({SHARDS, COPIES} & {*op.attrs.axes})
 
 
+def is_layer_loop(op: Op) -> bool:
+    """True for a loop whose body moves weights or gradients: one over layers."""
+    return bool(op.regions and op.attrs.trip and any(map(moves_state, op.regions[0].ops)))
+
+
 def moves_values(op: Op) -> bool:
     """True for collectives of a layer's own values: those over other axes."""
     return op.name in TRAFFIC and not {SHARDS, COPIES} & {*op.attrs.axes}

@@ -28,6 +28,7 @@ from shardwright.compiler.frontend.pytorch.distribution import (
     Style,
 )
 from shardwright.orchestrator.config.importers.distributed_terms import tables_of, terms_of
+from shardwright.orchestrator.config.importers.imported import Asked, imported
 from shardwright.orchestrator.config.importers.term import DIFFERS
 
 FOLDER = Path(__file__).parents[3] / "models" / "torch_distributed"
@@ -138,6 +139,35 @@ def test_pairs_of_blocks_on_a_hybrid_mesh() -> None:
     assert mapped["strategy.reduce_gradients"] == "last"
     assert list(whys(found)) == ["reshard_after_forward of layers.*"]
     assert "the last of 2 differs" in whys(found)["reshard_after_forward of layers.*"]
+
+
+def test_views_of_the_same_ranks() -> None:
+    """The mesh is the view that terms name dims of."""
+    found = said("views")
+    assert [axis.name for axis in found.axes] == ["dp_replicate", "fsdp", "tp"]
+    mapped = keys(found)
+    assert (mapped["mesh.dp_replicate"], mapped["mesh.dp_shard"], mapped["mesh.tp"]) == (2, 4, 2)
+
+
+def test_a_function_is_a_project_and_its_model() -> None:
+    """`plan --from pytorch file.py:function`; recomputation is the module's own then."""
+    path = FOLDER / "trained.py"
+    asked = Asked(cores_of=lambda _: 32)
+    found = imported("pytorch", Path(f"{path}:build_checkpointed"), asked)
+    tables = found.below(())
+    assert tables["model"] == {"entry": f"{path}:build_checkpointed"}
+    assert tables["mesh"] == {"dp_shard": 32} and "remat" not in tables["strategy"]
+    assert found.below(("model.preset",))["strategy"]["remat"] == "full"
+    terms = {row["term"]: row for row in found.section()["terms"]}
+    assert terms["fully_shard layers.*"]["file"] == "trained.py"
+    two = imported("pytorch", Path(f"{path}:build"), Asked(cores_of=lambda _: 32, instances=2))
+    assert two.below(())["mesh"] == {"dp_shard": 64}
+
+
+def test_a_function_returns_a_module() -> None:
+    with pytest.raises(UsageError, match="returns the module it has distributed, got dict") as e:
+        imported("pytorch", Path(f"{FOLDER / 'wrong.py'}:nothing"), Asked(cores_of=lambda _: 32))
+    assert e.value.code == "SW_ENTRY"
 
 
 def test_weights_that_stay() -> None:
