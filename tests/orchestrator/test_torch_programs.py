@@ -135,7 +135,7 @@ def test_a_step_requires_a_loss(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "SW_TORCH_OPERATOR": lambda: saved(_Called(lambda x: torch.fft.fft(x).abs()), torch.ones(4)),
+    "SW_TORCH_TYPE": lambda: saved(_Called(lambda x: torch.fft.fft(x).abs()), torch.ones(4)),
     "NCC_EMOD025": lambda: saved(
         torch.nn.ReLU(), torch.ones(4, 2), dynamic_shapes=({0: torch.export.Dim("n", min=2)},)
     ),

@@ -31,6 +31,10 @@ LITERAL = "literal"
 """
 
 
+CHANGED, EFFECTS = "BUFFER_MUTATION", ("USER_INPUT_MUTATION", "TOKEN")
+"""torch's kinds of results that are no results of the module's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A module's graph. `arguments` says of each of its placeholders what it is, and of what name;
@@ -60,27 +64,34 @@ def export(
 ) -> Exported:
     """The graph of a module's call; `what` is how messages call it. Raises UsageError, as
     `exported_program`."""
-    return exported_of(exported_program(module, args, kwargs, what))
+    return exported_of(exported_program(module, args, kwargs, what, is_whole=True))
 
 
 def exported_program(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = ""
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    what: str = "",
+    is_whole: bool = False,
 ) -> torch.export.ExportedProgram:
-    """A module's call as torch exports it, of the operators of the table.
+    """A module's call as torch exports it, of the operators of the table. Of one that is compiled
+    as a whole no part may stay with torch.
 
-    Raises UsageError where its code needs the values of tensors, or fails.
+    Raises UsageError where its code needs the values of tensors, or fails, or has numbers of a type
+    without a counterpart in what is compiled as a whole.
     """
     import torch
 
     with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet(), kept():
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+        if is_whole:  # before torch stumbles over them
+            _refuse_types(program.graph_module)
         return decomposed(program)
 
 
 def decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """An exported program without operators that write to a tensor, and of those with a row where
-    torch has a decomposition. Raises UsageError for types without a counterpart."""
-    _refuse_types(program.graph_module)
+    torch has a decomposition."""
     _stop_gradients(program.graph_module)
     done: set[Any] = set()
     while new := _decompositions(program, done):  # what is made of one may need another
@@ -129,7 +140,7 @@ def of_values(loc: Loc | None) -> UsageError:
 
 
 def _refuse_types(graph: torch.fx.GraphModule) -> None:
-    """Raise UsageError for complex numbers, before torch stumbles over them."""
+    """Raise UsageError for complex numbers, at the line that makes them."""
     for node, _ in operators(graph):
         with at_line(node):
             made = node.meta.get("val")
@@ -214,9 +225,9 @@ def exported_of(program: torch.export.ExportedProgram) -> Exported:
     """What is needed of an exported program to evaluate it."""
     signature = program.graph_signature
     arguments = tuple((_kind(spec), _named(spec)) for spec in signature.input_specs)
-    kept_results = {"BUFFER_MUTATION": lambda spec: spec.target, "USER_OUTPUT": lambda _: ""}
     results = tuple(
-        kept_results.get(spec.kind.name, lambda _: None)(spec) for spec in signature.output_specs
+        spec.target if spec.kind.name == CHANGED else None if spec.kind.name in EFFECTS else ""
+        for spec in signature.output_specs
     )
     constants = {
         name: array_of(program.constants[name]) for kind, name in arguments if kind == CONSTANT

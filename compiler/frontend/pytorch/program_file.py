@@ -18,7 +18,9 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.archive import read_program, refused
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
+    CHANGED,
     CONSTANT,
+    EFFECTS,
     LITERAL,
     PARAMETER,
     Exported,
@@ -81,9 +83,9 @@ class _Program:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """What each of its results is, as torch calls it, without changed buffers and tokens."""
-        specs = self.traced.program.graph_signature.output_specs
-        return [spec.kind.name for spec in specs if spec.kind.name != "BUFFER_MUTATION"]
+        """What each of its own results is, as torch calls it."""
+        kinds = (spec.kind.name for spec in self.traced.program.graph_signature.output_specs)
+        return [kind for kind in kinds if kind not in (CHANGED, *EFFECTS)]
 
     def _saved(self, *kinds: str) -> dict[str, Any]:
         """Tensors that are saved with a module, of some kinds, each once, by name."""
@@ -135,9 +137,7 @@ class _Program:
 
         given = {**saved, **{name: jnp.asarray(array) for name, array in self.constants.items()}}
         every = {name: given[own] for name, own in self.names.items() if own in given}
-        tokens = [spec.kind.name for spec in self.traced.program.graph_signature.input_specs]
-        values = Values(every, every, [*(None for kind in tokens if kind == "TOKEN"), *inputs])
-        return evaluate(self.exported, values)
+        return evaluate(self.exported, Values(every, every, inputs))
 
     def function(self) -> Lowered:
         """The program as it is: (saved tensors, inputs) -> (results, buffers that change)."""
@@ -155,21 +155,19 @@ class _Program:
         return Lowered(artifact, (*saved, *self.inputs), tuple(results))
 
     def _result_names(self) -> list[str]:
-        """Names of its own results; "" of constants and tokens."""
+        """Names of its own results; "" of constants."""
         specs = self.traced.program.graph_signature.output_specs
         keys = iter(_keys(self.traced.program))
         found = []
         for spec in specs:
             kind = spec.kind.name
-            if kind == "BUFFER_MUTATION":
+            if kind in (CHANGED, *EFFECTS):
                 continue
             name = next(keys) if kind == "USER_OUTPUT" else ""
             if kind == GRADIENT:
                 name = f"grad/{spec.target}"
             elif kind == LOSS:
                 name = "loss"
-            elif kind == "USER_INPUT_MUTATION":
-                name = f"next/{spec.target}"
             found.append("" if hasattr(spec.arg, "value") else name)
         return found
 
