@@ -182,14 +182,17 @@ def _named(spec: Any) -> str:
     return str(spec.target or spec.arg.name)
 
 
+def _result(spec: Any) -> str | None:
+    if spec.kind.name == "BUFFER_MUTATION":
+        return str(spec.target)
+    return "" if spec.kind.name == "USER_OUTPUT" else None
+
+
 def _exported(program: Any) -> Exported:
     """What is needed of an exported program."""
     signature = program.graph_signature
     arguments = tuple((_kind(spec), _named(spec)) for spec in signature.input_specs)
-    kept_results = {"BUFFER_MUTATION": lambda spec: spec.target, "USER_OUTPUT": lambda _: ""}
-    results = tuple(
-        kept_results.get(spec.kind.name, lambda _: None)(spec) for spec in signature.output_specs
-    )
+    results = tuple(_result(spec) for spec in signature.output_specs)
     constants = {
         name: array_of(program.constants[name]) for kind, name in arguments if kind == CONSTANT
     }
