@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.operators import ATEN
-from shardwright.compiler.frontend.pytorch.places import at_line
+from shardwright.compiler.frontend.pytorch.places import at_line, raised_at
 from shardwright.compiler.frontend.pytorch.regions import MARKERS, kept
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 from shardwright.compiler.frontend.user_code import called
@@ -89,13 +89,11 @@ def _refused_for_values() -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ not in _FOR_VALUES:
             raise
-        from shardwright.compiler.frontend.user_code import place
-
         raise UsageError(
             "SW_TORCH_VALUES",
             "a compiled step requires code that does not depend on values of tensors, got one that"
             " asks for them: an `if`, a loop, `.item()`, `int(x)`, or a mask that selects rows",
-            place(error),
+            raised_at(error),
             "take torch.where or torch.cond for a branch, a fixed number of rows for a selection",
         ) from error
 

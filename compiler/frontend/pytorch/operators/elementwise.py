@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy import special
 
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.operators.gradients import (
     absolute,
     between,
@@ -16,6 +17,17 @@ from shardwright.compiler.frontend.pytorch.operators.gradients import (
 )
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
 from shardwright.compiler.frontend.pytorch.types import scalar
+
+
+def trigamma(x: Any) -> Any:
+    """The second derivative of the logarithm of gamma; JAX has it of positive numbers, those below
+    1/2 are mirrored: trigamma(x) + trigamma(1 - x) = (pi / sin(pi x))^2."""
+    is_low = x < 0.5
+    found = special.polygamma(1, jnp.where(is_low, 1 - x, x))
+    return jnp.where(is_low, jnp.square(jnp.pi / jnp.sin(jnp.pi * x)) - found, found)
+
+
+digamma = with_slope(special.digamma, trigamma)
 
 ATEN.rows(
     {
@@ -51,7 +63,7 @@ ATEN.rows(
         "erfc": special.erfc,
         "erfinv": special.erfinv,
         "lgamma": special.gammaln,
-        "digamma": special.digamma,
+        "digamma": digamma,
         "floor": jnp.floor,
         "ceil": jnp.ceil,
         "round": jnp.round,
@@ -370,8 +382,14 @@ def frexp(x: Any) -> Any:
 
 @ATEN.row("polygamma")
 def polygamma(order: int, x: Any) -> Any:
-    """The derivative of digamma of an order."""
-    return special.polygamma(float(order), x)
+    """The derivative of digamma of an order, 0 or 1."""
+    if order > 1:  # JAX's are those of positive numbers alone
+        raise UsageError(
+            "SW_TORCH_OPERATOR",
+            f"polygamma requires order 0 or 1, got {order}",
+            hint="write it with other operators",
+        )
+    return (digamma, trigamma)[order](x)
 
 
 @ATEN.row("round.decimals")
