@@ -220,7 +220,8 @@ def _gradients_apart(
     if finite_only:
         is_compared = np.all([np.isfinite(array_of(source)) for source in sources], 0)
     for n, (found, source) in enumerate(zip(gradients, sources, strict=True)):
-        want = array_of(torch.zeros_like(source) if source.grad is None else source.grad)
+        zeros = torch.zeros_like(source)
+        want = array_of(zeros if source.grad is None else zeros + source.grad)
         found = np.asarray(found)
         if finite_only:
             found = np.where(np.isfinite(want) & is_compared, found, want)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.operators import ATEN
-from shardwright.compiler.frontend.pytorch.places import at_line
+from shardwright.compiler.frontend.pytorch.places import at_line, raised_at
 from shardwright.compiler.frontend.pytorch.regions import MARKERS, kept
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
-from shardwright.compiler.frontend.user_code import called, place
+from shardwright.compiler.frontend.user_code import called
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +125,7 @@ def _refused_for_values() -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ not in _FOR_VALUES and _TO_NUMPY not in str(error):
             raise
-        raise of_values(place(error)) from error
+        raise of_values(raised_at(error)) from error
 
 
 def of_values(loc: Loc | None) -> UsageError:
@@ -221,14 +221,17 @@ def _named(spec: Any) -> str:
     return str(spec.target or spec.arg.name)
 
 
+def _result(spec: Any) -> str | None:
+    if spec.kind.name == CHANGED:
+        return str(spec.target)
+    return None if spec.kind.name in EFFECTS else ""
+
+
 def exported_of(program: torch.export.ExportedProgram) -> Exported:
     """What is needed of an exported program to evaluate it."""
     signature = program.graph_signature
     arguments = tuple((_kind(spec), _named(spec)) for spec in signature.input_specs)
-    results = tuple(
-        spec.target if spec.kind.name == CHANGED else None if spec.kind.name in EFFECTS else ""
-        for spec in signature.output_specs
-    )
+    results = tuple(_result(spec) for spec in signature.output_specs)
     constants = {
         name: array_of(program.constants[name]) for kind, name in arguments if kind == CONSTANT
     }

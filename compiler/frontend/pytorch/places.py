@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -43,6 +44,17 @@ def frames(node: torch.fx.Node) -> tuple[tuple[str, int], ...]:
     nobodys = (_torch_folder(), "<eval_with_key>")  # torch's own, and code that it wrote
     own = [(file, int(line)) for file, line, _ in found if not file.startswith(nobodys)]
     return tuple(own[::-1][:MOST_FRAMES])
+
+
+def raised_at(error: BaseException) -> Loc | None:
+    """The innermost line that an error came through of code that is not torch's, nor made by it."""
+    traced = traceback.extract_tb(error.__traceback__)[::-1]
+    own = [
+        (frame.filename, frame.lineno or 0)
+        for frame in traced
+        if not frame.filename.startswith((_torch_folder(), "<"))
+    ]
+    return LocationReader().innermost(own) if own else None
 
 
 def user_line(node: torch.fx.Node) -> Loc | None:

@@ -256,9 +256,7 @@ def _own_gradient(region: Region, arrays: Sequence[Any], forward: Any, run: Run)
     first, marker, second = region.halves()
     needed = {n for node in (*second, region.leave) for n in node.all_input_nodes} - set(second)
 
-    @jax.custom_vjp
-    def function(*values: Any) -> Any:
-        return forward(values, first)[0]
+    function = jax.custom_vjp(lambda *values: forward(values, first)[0])
 
     def needed_of(inside: Known) -> list[Any]:
         return [n for n in inside if n in needed and _is_array(inside[n])]

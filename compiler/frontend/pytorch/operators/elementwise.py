@@ -9,24 +9,30 @@ import jax
 import jax.numpy as jnp
 from jax.scipy import special
 
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.pytorch.operators.gradients import (
+    absolute,
+    between,
+    with_slope,
+)
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
 from shardwright.compiler.frontend.pytorch.types import scalar
 
 
-@ATEN.row("abs")
-@jax.custom_jvp
-def absolute(x: Any) -> Any:
-    """The size of x; its gradient at 0 is 0, where JAX has 1."""
-    return jnp.abs(x)
+def trigamma(x: Any) -> Any:
+    """The second derivative of the logarithm of gamma; JAX has it of positive numbers, those below
+    1/2 are mirrored: trigamma(x) + trigamma(1 - x) = (pi / sin(pi x))^2."""
+    is_low = x < 0.5
+    found = special.polygamma(1, jnp.where(is_low, 1 - x, x))
+    return jnp.where(is_low, jnp.square(jnp.pi / jnp.sin(jnp.pi * x)) - found, found)
 
 
-@absolute.defjvp
-def _absolute_jvp(primals: Any, tangents: Any) -> Any:
-    return absolute(*primals), jnp.sign(primals[0]) * tangents[0]
-
+digamma = with_slope(special.digamma, trigamma)
 
 ATEN.rows(
     {
+        "abs": absolute,
+        "i0": with_slope(special.i0, special.i1),
         "neg": jnp.negative,
         "sign": jnp.sign,
         "sgn": jnp.sign,
@@ -57,7 +63,7 @@ ATEN.rows(
         "erfc": special.erfc,
         "erfinv": special.erfinv,
         "lgamma": special.gammaln,
-        "digamma": special.digamma,
+        "digamma": digamma,
         "floor": jnp.floor,
         "ceil": jnp.ceil,
         "round": jnp.round,
@@ -210,7 +216,7 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Any:  # torch's names
     """x, at least min and at most max; at a bound the gradient is that of x."""
     low, high = scalar(min), scalar(max)
     if all(part is None or isinstance(part, int | float) for part in (low, high)):
-        return _between(x, low, high, lambda x: _is_within(x, low, high))
+        return between(x, low, high, lambda x: _is_within(x, low, high))
     if low is not None:
         x = jnp.where((x >= low) | jnp.isnan(x), x, low)
     return x if high is None else jnp.where((x <= high) | jnp.isnan(x), x, high)
@@ -219,21 +225,6 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Any:  # torch's names
 def _is_within(x: Any, low: Any, high: Any) -> Any:
     above = True if low is None else x >= low
     return above & (True if high is None else x <= high)
-
-
-def _between(x: Any, low: Any, high: Any, passes: Callable[[Any], Any]) -> Any:
-    """x between numbers, whose gradient is one where it `passes`: JAX halves it at a bound."""
-
-    @jax.custom_jvp
-    def clipped(x: Any) -> Any:
-        return jnp.clip(x, low, high)
-
-    @clipped.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        (x,), (dx,) = primals, tangents
-        return clipped(x), jnp.where(passes(x), dx, 0)
-
-    return clipped(x)
 
 
 @ATEN.row("clamp_min", "clamp_min.Tensor")
@@ -251,7 +242,7 @@ def clamp_max(x: Any, high: Any) -> Any:
 @ATEN.row("hardtanh")
 def hardtanh(x: Any, min_val: Any = -1, max_val: Any = 1) -> Any:
     """x between two numbers, without a gradient at them."""
-    return _between(x, min_val, max_val, lambda x: (x > min_val) & (x < max_val))
+    return between(x, min_val, max_val, lambda x: (x > min_val) & (x < max_val))
 
 
 @ATEN.row("relu6")
@@ -355,18 +346,6 @@ def _ignoring_nan(is_better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
 ATEN.rows({"fmax": _ignoring_nan(jnp.greater_equal), "fmin": _ignoring_nan(jnp.less_equal)})
 
 
-@ATEN.row("i0")
-@jax.custom_jvp
-def i0(x: Any) -> Any:
-    """The modified Bessel function of order 0; the gradient is that of order 1."""
-    return special.i0(x)
-
-
-@i0.defjvp
-def _i0_jvp(primals: Any, tangents: Any) -> Any:
-    return i0(*primals), special.i1(*primals) * tangents[0]
-
-
 @ATEN.row("atan2")
 def atan2(y: Any, x: Any) -> Any:
     """The angle of (x, y), whose gradient at the origin is 0."""
@@ -403,8 +382,14 @@ def frexp(x: Any) -> Any:
 
 @ATEN.row("polygamma")
 def polygamma(order: int, x: Any) -> Any:
-    """The derivative of digamma of an order."""
-    return special.polygamma(float(order), x)
+    """The derivative of digamma of an order, 0 or 1."""
+    if order > 1:  # JAX's are those of positive numbers alone
+        raise UsageError(
+            "SW_TORCH_OPERATOR",
+            f"polygamma requires order 0 or 1, got {order}",
+            hint="write it with other operators",
+        )
+    return (digamma, trigamma)[order](x)
 
 
 @ATEN.row("round.decimals")
@@ -415,12 +400,9 @@ def round_decimals(x: Any, decimals: int = 0) -> Any:
 
 @ATEN.row("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other")
 def xlogy(x: Any, y: Any) -> Any:
-    """x log(y), 0 where x is."""
-    return jnp.where(jnp.isnan(y), jnp.nan, jnp.where(x == 0, 0, x * _log_where(x, y)))
-
-
-def _log_where(x: Any, y: Any) -> Any:
-    return jnp.log(jnp.where(x == 0, 1, y))
+    """x log(y), 0 where x is, whatever y."""
+    has_no_log = (x == 0) & ((y <= 0) | (y == jnp.inf))
+    return x * jnp.log(jnp.where(has_no_log, 1, y))
 
 
 @ATEN.row("type_as")

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwright.compiler.frontend.pytorch.operators.elementwise import absolute
+from shardwright.compiler.frontend.pytorch.operators.gradients import absolute, with_slope
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN
 
 NONE, MEAN = 0, 1
@@ -121,18 +121,24 @@ def bce(x: Any, target: Any, weight: Any = None, reduction: int = MEAN) -> Any:
     return reduced(losses if weight is None else losses * weight, reduction)
 
 
-@jax.custom_jvp
-def _bce(x: Any, target: Any) -> Any:
-    yes, no = (jnp.maximum(jnp.log(p), -100) for p in (x, 1 - x))
+def _logarithms(x: Any) -> tuple[Any, Any]:
+    """Of a chance and of the other one."""
+    return jnp.maximum(jnp.log(x), -100), jnp.maximum(jnp.log(1 - x), -100)
+
+
+def _entropy(x: Any, target: Any) -> Any:
+    yes, no = _logarithms(x)
     return -(target * yes + (1 - target) * no)
 
 
-@_bce.defjvp
-def _bce_jvp(primals: Any, tangents: Any) -> Any:
-    (x, target), (dx, dtarget) = primals, tangents
-    slope = (x - target) / jnp.maximum(x * (1 - x), 1e-12)
-    yes, no = (jnp.maximum(jnp.log(p), -100) for p in (x, 1 - x))
-    return _bce(x, target), slope * dx + (no - yes) * dtarget
+def _by_target(x: Any, _: Any) -> Any:
+    yes, no = _logarithms(x)
+    return no - yes
+
+
+_bce = with_slope(
+    _entropy, lambda x, target: (x - target) / jnp.maximum(x * (1 - x), 1e-12), _by_target
+)
 
 
 @ATEN.row("kl_div")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwright.compiler.frontend.pytorch.operators.elementwise import absolute
+from shardwright.compiler.frontend.pytorch.operators.gradients import absolute
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
 
 Dims = Sequence[int] | int | None

@@ -85,7 +85,8 @@ def _smoothed(kernel: Callable[[Weights], Weights], reach: float) -> Any:
 
 
 def _triangle(x: Weights) -> Weights:
-    return np.maximum(1 - x, 0)
+    found: Weights = np.maximum(1 - x, 0)
+    return found
 
 
 def _sharper(x: Weights) -> Weights:
