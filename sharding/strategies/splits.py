@@ -13,10 +13,11 @@ from fractions import Fraction
 
 from shardwright.compiler.diagnostics import ShardingError
 from shardwright.compiler.frontend.roles import WEIGHT_ROLES
+from shardwright.compiler.ir.opdef import OPS, Kind
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.indices.dims import reached
 from shardwright.sharding.indices.indices import Class, IndexClasses
-from shardwright.sharding.indices.tensor_parallel import broken, cover, expert_families, prices
+from shardwright.sharding.indices.tensor_parallel import broken, cover, cut, expert_families, prices
 from shardwright.sharding.settings import StrategySettings
 from shardwright.sharding.strategies.decisions import Decisions
 from shardwright.sharding.strategies.layout import expert_rows, query_dims, sequence_parallel_values
@@ -93,9 +94,20 @@ def _split_tensors(step: Decisions, axis: str, settings: StrategySettings) -> No
         _warn_of_uneven(step, axis, weights)
     else:
         step.findings += found.plan.notes(step, axis, found.best)
-    if settings.sequence_parallel and step.layout.sequence:
+    if settings.sequence_parallel and step.layout.sequence - _slid(step):
         along = sequence_parallel_values(step.graph, step.layout)
         step.layout = replace(step.layout, sequence_parallel_axes=atoms, spread=along)
+
+
+SLIDING = (Kind.CONTRACTION, Kind.WINDOW)
+
+
+def _slid(step: Decisions) -> set[Class]:
+    """Families of dims that windows slide along: heights and widths of images are no sequence that
+    could be apart between layers, since the next convolution needs its neighbours."""
+    families = step.layout.indices.family
+    windowed = (op for op in step.graph.walk() if OPS[op.name].kind in SLIDING)
+    return {families(dim) for op in windowed for dim in cut(op)}
 
 
 def padding_of(step: Decisions, settings: StrategySettings) -> dict[Class, Fraction]:
