@@ -121,8 +121,8 @@ def plan(asked: Job | TrainTask | Callable[..., Any], *example: Any, **settings:
         raise TypeError("an example of arguments requires a step to plan, not a job or a task")
     if isinstance(asked, TrainTask):
         task, resolved = asked, _job_of_task(settings)
-        if not _BATCH & settings.keys():
-            resolved = _with_samples(resolved, task.samples)
+        if not BATCH & settings.keys():
+            resolved = with_samples(resolved, task.samples)
     else:
         resolved = _job(asked, settings)
     with _progress(resolved) as progress:
@@ -213,10 +213,11 @@ def _job_of_task(settings: Mapping[str, object]) -> JobConfig:
     return job(None, **settings)
 
 
-_BATCH = {f"strategy__{name}" for name in ("micro_batch", "global_batch", "global_batch_tokens")}
+BATCH = {f"strategy__{name}" for name in ("micro_batch", "global_batch", "global_batch_tokens")}
+"""Settings that say how many samples a step has."""
 
 
-def _with_samples(job: JobConfig, samples: int) -> JobConfig:
+def with_samples(job: JobConfig, samples: int) -> JobConfig:
     """The job with a batch of as many samples, if its data-parallel ranks share them evenly."""
     from shardwright.orchestrator.config.layout import layout_of
 

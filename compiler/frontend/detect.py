@@ -2,7 +2,8 @@
 content.
 
 Known forms: HLO module proto (also inside of an `HloProto`), HLO text, StableHLO text, MLIR
-bytecode, portable StableHLO artifact, and what `jax.export` serialises. File names do not count.
+bytecode, portable StableHLO artifact, what `jax.export` serialises, and programs that
+`torch.export.save` wrote. File names do not count.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from shardwright.compiler.diagnostics import ImportRuleError
 from shardwright.compiler.frontend.context import BYTECODE, is_portable
 from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
+from shardwright.compiler.frontend.pytorch import archive
 from shardwright.compiler.frontend.stablehlo import NO_FACTS, Check, Facts, import_partition
 from shardwright.compiler.ir.types import Graph
 
@@ -22,19 +24,26 @@ _NESTED_MESSAGE = 0x0A  # the first field of an HloProto is a message, of an Hlo
 @dataclass(frozen=True, slots=True)
 class Module:
     """A model file: the form that was found, StableHLO as text, bytecode or artifact, and what else
-    it says (known once it is imported).
+    it says (known once it is imported). `arguments` and `results` are names that a file gives.
     """
 
     form: str
     stablehlo: bytes | str
     facts: Facts = NO_FACTS
+    arguments: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
 
-def read_module(data: bytes) -> Module:
-    """The module of a file's content.
+def read_module(data: bytes, as_step: bool = False) -> Module:
+    """The module of a file's content; `as_step` the training step of a program of torch's.
 
     Raises: ImportRuleError (SW_MODEL_FORM, SW_HLO_PARSE) when it is none of the known forms.
     """
+    if archive.is_program(data):
+        from shardwright.compiler.frontend.pytorch.program_file import lowered_file
+
+        found = lowered_file(data, as_step)
+        return Module("torch.export", found.artifact, NO_FACTS, found.arguments, found.results)
     if data.startswith(BYTECODE):
         return Module("stablehlo artifact" if is_portable(data) else "mlir bytecode", data)
     exported = _exported_artifact(data)
@@ -51,13 +60,16 @@ def read_module(data: bytes) -> Module:
 
 
 def import_file(
-    data: bytes, base_dir: str | None = None, checks: Mapping[str, Check] | None = None
+    data: bytes,
+    base_dir: str | None = None,
+    checks: Mapping[str, Check] | None = None,
+    as_step: bool = False,
 ) -> tuple[Graph, Module]:
-    """The graph of a model file, and what was in the file.
+    """The graph of a model file, and what was in the file (see `read_module`).
 
     Raises: ImportRuleError, as `read_module` and `import_module`.
     """
-    module = read_module(data)
+    module = read_module(data, as_step)
     graph, facts = import_partition(module.stablehlo, base_dir=base_dir, checks=checks)
     return graph, replace(module, facts=facts)
 
@@ -110,7 +122,8 @@ def _module_proto(data: bytes) -> bytes:
 def _unknown(data: bytes) -> ImportRuleError:
     return ImportRuleError(
         "SW_MODEL_FORM",
-        f"a model file requires HLO, StableHLO or jax.export content, got {len(data)} bytes that"
-        f" begin with {data[:16]!r}",
-        hint="dump the module with --xla_dump_to, or save jax.export(...).serialize()",
+        "a model file requires HLO, StableHLO, jax.export or torch.export content, got"
+        f" {len(data)} bytes that begin with {data[:16]!r}",
+        hint="dump the module with --xla_dump_to, or save jax.export(...).serialize(), or"
+        " torch.export.save(program, path)",
     )

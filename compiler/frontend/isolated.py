@@ -56,17 +56,23 @@ class Reader:
         self._stop()
 
     def read(
-        self, data: bytes, base_dir: str, profile: Profile, name: str = MODULE_FILE
+        self,
+        data: bytes,
+        base_dir: str,
+        profile: Profile,
+        name: str = MODULE_FILE,
+        as_step: bool = False,
     ) -> tuple[Graph, Module]:
         """The graph of a file's content under the rules of a release, and what the file held;
-        `name` stands for the file in locations of its own lines.
+        `name` stands for the file in locations of its own lines, `as_step` is that of
+        `read_module`.
 
         Raises: the error of the import, at the user's line; ImportRuleError SW_READER_CRASH or
         SW_READER_TIMEOUT when native code did not answer.
         """
         child = self._start()
         try:
-            request = msgpack.packb([data, base_dir, profile.version])
+            request = msgpack.packb([data, base_dir, profile.version, as_step])
             answer = msgpack.unpackb(child.ask(request, self._timeout_s), use_list=False)
         except TimeoutError:
             doing = child.doing()
@@ -119,7 +125,8 @@ def read_answer(answer: Mapping[str, Any], name: str) -> tuple[Graph, Module]:
         for code, message, loc, hint, severity in rows
     )
     facts = Facts(aliases, mesh, findings, shardings and _shardings_of(*shardings), regions)
-    return load(answer["graph"]), Module(answer["form"], answer["stablehlo"], facts)
+    form = answer["form"], answer["stablehlo"], facts, answer["arguments"], answer["results"]
+    return load(answer["graph"]), Module(*form)
 
 
 def _shardings_of(meshes: tuple[MeshAxes, ...], *sides: tuple[Any, ...]) -> ModuleShardings:
@@ -143,16 +150,18 @@ def _error_of(row: tuple[Any, ...], name: str, notes: Sequence[str]) -> Diagnost
     return error
 
 
-def _answer(data: bytes, base_dir: str, version: str) -> dict[str, Any]:
+def _answer(data: bytes, base_dir: str, version: str, as_step: bool) -> dict[str, Any]:
     from shardwright.compiler.frontend.detect import import_file
     from shardwright.compiler.frontend.rules.restrictions import checks_for
 
     try:
-        graph, module = import_file(data, base_dir, checks_for(Profile(version)))
+        graph, module = import_file(data, base_dir, checks_for(Profile(version)), as_step)
         return {
             "graph": dump(graph, with_locs=True),
             "form": module.form,
             "stablehlo": module.stablehlo,
+            "arguments": module.arguments,
+            "results": module.results,
             "facts": astuple(replace(module.facts, regions=()))[:-1],
             "regions": [dump(region, with_locs=True) for region in module.facts.regions],
         }

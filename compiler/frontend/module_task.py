@@ -53,7 +53,7 @@ def module_task(path: Path, tokens_per_sample: int = 0) -> TrainTask:
             "SW_MODEL", f"model.hlo: cannot read {path}: {error.strerror or error}"
         ) from error
     with Reader() as reader:  # XLA may end the process that reads a damaged file
-        graph, module = reader.read(data, str(path.parent), Profile())
+        graph, module = reader.read(data, str(path.parent), Profile(), as_step=True)
     if module.facts.mesh or module.facts.shardings:
         raise _refused(path, "the step of one device", "one that is or asks to be partitioned")
     signature = _signature(path, graph, module.facts.aliases)

@@ -46,7 +46,11 @@ def install_hint(package: str) -> str:
     return "install it where this command runs"
 
 
-_CURES = {"cuDNN": "give the attention implementation='xla': cuDNN's kernels are a GPU's"}
+_CURES = {
+    "cuDNN": "give the attention implementation='xla': cuDNN's kernels are a GPU's",
+    "register a pytree": "torch.export.register_dataclass(Class) tells torch what it holds; or"
+    " return a tuple or a dict",
+}
 """What libraries raise about kernels of another machine, by a word of it -> what to do."""
 
 

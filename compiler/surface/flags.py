@@ -126,9 +126,9 @@ _NEURONX: tuple[Flag, ...] = (
     _command(
         "framework",
         Kind.CHOICE,
-        "form of the model; XLA is the only one",
+        "form of the model, which is found by its content (PYTORCH is ours)",
         _CLI,
-        values=("xla",),
+        values=("xla", "pytorch"),
         default="xla",
     ),
     _command(

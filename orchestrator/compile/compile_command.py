@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError, UsageError
-from shardwright.compiler.driver import compile_graph
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.surface.resolve import Resolved, resolve
 from shardwright.orchestrator.compile.compile_flags import of_environment, parse
 from shardwright.orchestrator.compile.compile_log import CompileLog
-from shardwright.orchestrator.compile.modules import finished, open_module
+from shardwright.orchestrator.compile.modules import compiled
 from shardwright.orchestrator.dump import dumping
 from shardwright.orchestrator.dump.folder import FLAG
 from shardwright.orchestrator.road.bundling import compiler_version
@@ -113,11 +112,7 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
     except OSError as error:
         raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
     with isolated.Reader() as reader:
-        opened = open_module(file, data, resolved, log, reader)
-    with log.stage("compile"):
-        target, options = resolved.command.target.name, resolved.options
-        program = compile_graph(opened.program, target, options, opened.watch)
-    content = finished(opened, program, resolved, log)
+        content = compiled(file, data, resolved, log, reader)
     with log.stage("write"):
         outputs.write(output, content, "--output")
     log.dot()

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.compiler.frontend.detect import Module
-from shardwright.compiler.frontend.donation import Aliases
 from shardwright.compiler.ir.types import Graph
 from shardwright.sharding.cut.rewrites import LOCALIZED, MANUAL_REGIONS, PARTITIONED, REWRITTEN
 from shardwright.sharding.partition.partitioned import Slot
@@ -20,9 +19,12 @@ from shardwright.sharding.strategies.manual import user_mesh
 from shardwright.sharding.strategies.registry import RECIPE
 
 
-def buffer_names(graph: Graph, aliases: Aliases) -> tuple[list[str], list[str]]:
-    """Names of the inputs and outputs of a file, `arg0...` and `out0...`; an output that takes over
-    an input has the input's."""
+def buffer_names(graph: Graph, module: Module) -> tuple[list[str], list[str]]:
+    """Names of the inputs and outputs of a file: its own, else `arg0...` and `out0...`; an output
+    that takes over an input has the input's."""
+    if module.arguments:
+        return list(module.arguments), list(module.results)
+    aliases = module.facts.aliases
     owners = dict(aliases)
     made = [f"arg{owners[k]}" if k in owners else f"out{k}" for k in range(len(graph.outputs))]
     return [f"arg{k}" for k in range(len(graph.inputs))], made
@@ -35,7 +37,7 @@ def with_partitions(graph: Graph, module: Module) -> tuple[Graph, Module]:
     asked = module.facts.shardings
     if asked is None:
         return graph, module
-    given, made = buffer_names(graph, module.facts.aliases)
+    given, made = buffer_names(graph, module)
     inputs = tuple(Slot(name, "parameter") for name in given)
     outputs = tuple(Slot(name, "parameter" if name in given else "metric") for name in made)
     settings = StrategySettings(name=MANUAL)

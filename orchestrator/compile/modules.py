@@ -1,7 +1,7 @@
 """A model file on its way to a NEFF: read and checked, compiled by whoever calls, finished.
 
-The compile command compiles in its process (`compile_file`), `parallel-compile` gives the functions
-of many files to the service. What happens before and after is the same: `open_module`, `finished`.
+The compile command compiles in its process (`compiled`), `parallel-compile` gives the functions of
+many files to the service. What happens before and after is the same: `open_module`, `finished`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import os
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from shardwright.compiler.driver import Observer
+from shardwright.compiler.driver import Observer, compile_graph
 from shardwright.compiler.frontend.context import module_text
 from shardwright.compiler.frontend.detect import Module
-from shardwright.compiler.frontend.donation import Aliases
-from shardwright.compiler.frontend.isolated import Reader
 from shardwright.compiler.frontend.rules.restrictions import check_outputs
 from shardwright.compiler.ir.analysis import count_ops, flops
 from shardwright.compiler.ir.serialize import dump
@@ -34,6 +32,7 @@ from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
+from shardwright.compiler.surface.releases import Profile
 from shardwright.compiler.surface.resolve import Resolved
 from shardwright.orchestrator.compile.compile_log import CompileLog
 from shardwright.orchestrator.compile.compile_partition import buffer_names, with_partitions
@@ -52,8 +51,29 @@ class OpenModule:
     watch: Watch
 
 
+class Reading(Protocol):
+    """What imports a module: a child process for files of others, or this one."""
+
+    def read(
+        self, data: bytes, base_dir: str, profile: Profile, name: str = ...
+    ) -> tuple[Graph, Module]:
+        """The graph of a file's content, and what the file held."""
+        ...
+
+
+def compiled(
+    file: Path, data: bytes, resolved: Resolved, log: CompileLog, reader: Reading
+) -> bytes:
+    """The NEFF of a file, compiled in this process. Raises DiagnosticError."""
+    opened = open_module(file, data, resolved, log, reader)
+    with log.stage("compile"):
+        target, options = resolved.command.target.name, resolved.options
+        program = compile_graph(opened.program, target, options, opened.watch)
+    return finished(opened, program, resolved, log)
+
+
 def open_module(
-    file: Path, data: bytes, resolved: Resolved, log: CompileLog, reader: Reader
+    file: Path, data: bytes, resolved: Resolved, log: CompileLog, reader: Reading
 ) -> OpenModule:
     """The program of a file, within the limits that can be told before compilation. Raises the
     DiagnosticError of the import, of the partitioner, or of a limit."""
@@ -63,7 +83,7 @@ def open_module(
     options = resolved.options
     budget.check_io_memory(graph, watch.limit_bytes, aliases)
     budget.check_graph_instructions(graph, options.instruction_limit, options.optlevel)
-    program = _whole(graph, file, aliases)
+    program = _whole(graph, file, module)
     return OpenModule(graph=graph, module=module, program=program, watch=watch)
 
 
@@ -82,7 +102,7 @@ def finished(opened: OpenModule, program: Program, resolved: Resolved, log: Comp
 
 
 def _read(
-    data: bytes, file: Path, resolved: Resolved, log: CompileLog, reader: Reader
+    data: bytes, file: Path, resolved: Resolved, log: CompileLog, reader: Reading
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
     with log.stage("import"):
@@ -116,9 +136,9 @@ def _tell_ops(log: CompileLog, when: str, graph: Graph) -> None:
     log.say("debug", f"operators {when}: {counts or 'none'}")
 
 
-def _whole(graph: Graph, file: Path, aliases: Aliases) -> StepProgram:
+def _whole(graph: Graph, file: Path, module: Module) -> StepProgram:
     """The graph as one program; what depends on the rank is a coordinate behind the inputs."""
-    inputs, outputs = buffer_names(graph, aliases)
+    inputs, outputs = buffer_names(graph, module)
     made, coordinates = COORDINATES(graph)
     return StepProgram(
         name=file.name.partition(".")[0] or "main",

@@ -242,7 +242,7 @@ def changed_keys(name: str, value: str) -> config.Keys:
     return {f"{table}.{key}": value}
 
 
-_LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin")
+_LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin", ".pt2")
 
 
 def _model_flag(model: str | None) -> dict[str, str]:

@@ -186,7 +186,8 @@ def _run_values(
 
 def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:
     """The inputs that a file has, by the program's names: `arg0`, `arg1`, ...; of the outputs of
-    another program those with these names, and where none has, `out0`, `out1`, ... in order. Raises
+    another program those with these names; arrays of these names; and where there are none, `out0`,
+    `out1`, ... in order. Raises
     UsageError for a file that cannot be read, and for an array of another kind."""
     try:
         stored = read_arrays(file)
@@ -196,6 +197,7 @@ def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:
     numbered = list(enumerate(program.inputs))
     found = {n: stored[f"arg{k}"] for k, n in numbered if f"arg{k}" in stored}
     found = found or {n: called[n] for n in program.inputs if n in called}
+    found = found or {n: stored[n] for n in program.inputs if n in stored}
     found = found or {n: stored[f"out{k}"] for k, n in numbered if f"out{k}" in stored}
     dtypes = {b.name: b.dtype for b in program.buffers if b.kind != "arena"}
     for name, array in found.items():

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.operators import ATEN
-from shardwright.compiler.frontend.pytorch.types import array_of
-from shardwright.compiler.frontend.user_code import called, place
+from shardwright.compiler.frontend.pytorch.places import at_line, raised_at
+from shardwright.compiler.frontend.pytorch.regions import MARKERS, kept
+from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
+from shardwright.compiler.frontend.user_code import called
 
 if TYPE_CHECKING:
     import torch
@@ -29,19 +31,20 @@ LITERAL = "literal"
 """
 
 
-WRAPPED = "module"
-"""What the user's module is called in ours that computes its loss (`training.py`)."""
+CHANGED, EFFECTS = "BUFFER_MUTATION", ("USER_INPUT_MUTATION", "TOKEN")
+"""torch's kinds of results that are no results of the module's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A module's graph. `arguments` says of each of its placeholders what it is, and of what name;
-    `results` which buffer a result is the next value of, and "" for one of the module's own.
+    `results` which buffer a result is the next value of, "" for one of the module's own, and None
+    for what is neither: an input that the code wrote to, or a token that orders effects.
     `constants` are tensors that the code made."""
 
     graph: torch.fx.GraphModule
     arguments: tuple[tuple[str, str], ...]
-    results: tuple[str, ...]
+    results: tuple[str | None, ...]
     constants: Mapping[str, Any]
     structure: Any
     """Of the module's own results, a `TreeSpec` of torch's."""
@@ -59,17 +62,41 @@ class Exported:
 def export(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = ""
 ) -> Exported:
-    """The graph of a module's call; `what` is how messages call it.
+    """The graph of a module's call; `what` is how messages call it. Raises UsageError, as
+    `exported_program`."""
+    return exported_of(exported_program(module, args, kwargs, what, is_whole=True))
 
-    Raises UsageError where its code needs the values of tensors, or fails.
+
+def exported_program(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    what: str = "",
+    is_whole: bool = False,
+) -> torch.export.ExportedProgram:
+    """A module's call as torch exports it, of the operators of the table. Of one that is compiled
+    as a whole no part may stay with torch.
+
+    Raises UsageError where its code needs the values of tensors, or fails, or has numbers of a type
+    without a counterpart in what is compiled as a whole.
     """
     import torch
 
-    with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet():
+    with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet(), kept():
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
-        _stop_gradients(program.graph_module)
-        program = program.run_decompositions(_decompositions(program))
-    return _exported(program)
+        if is_whole:  # before torch stumbles over them
+            _refuse_types(program.graph_module)
+        return decomposed(program)
+
+
+def decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """An exported program without operators that write to a tensor, and of those with a row where
+    torch has a decomposition."""
+    _stop_gradients(program.graph_module)
+    done: set[Any] = set()
+    while new := _decompositions(program, done):  # what is made of one may need another
+        program = program.run_decompositions(new)
+    return program
 
 
 _HINT = "torch.export traces a module without values: its documentation says what it takes"
@@ -84,7 +111,10 @@ def _quiet() -> Iterator[None]:
 
 
 _TO_NUMPY = ".numpy() is not supported for tensor subclasses"
-_FOR_VALUES = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "UserError")
+_FOR_VALUES = (
+    *("GuardOnDataDependentSymNode", "DataDependentOutputException", "UserError"),
+    *("DynamicOutputShapeException", "PendingUnbackedSymbolNotFound"),
+)
 
 
 @contextmanager
@@ -95,7 +125,7 @@ def _refused_for_values() -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ not in _FOR_VALUES and _TO_NUMPY not in str(error):
             raise
-        raise of_values(place(error)) from error
+        raise of_values(raised_at(error)) from error
 
 
 def of_values(loc: Loc | None) -> UsageError:
@@ -107,6 +137,16 @@ def of_values(loc: Loc | None) -> UsageError:
         loc,
         "take torch.where or torch.cond for a branch, a fixed number of rows for a selection",
     )
+
+
+def _refuse_types(graph: torch.fx.GraphModule) -> None:
+    """Raise UsageError for complex numbers, at the line that makes them."""
+    for node, _ in operators(graph):
+        with at_line(node):
+            made = node.meta.get("val")
+            for part in made if isinstance(made, list | tuple) else (made,):
+                if hasattr(part, "dtype"):
+                    numpy_type(part.dtype)
 
 
 def _stop_gradients(graph: torch.fx.GraphModule) -> None:
@@ -132,12 +172,12 @@ def _stop_gradients(graph: torch.fx.GraphModule) -> None:
 
 
 def operators(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, Any]]:
-    """Nodes that call an operator of ATen's, or of another library of torch's, and it, also in
-    graphs below."""
+    """Nodes that call an operator of ATen's, or of another library, and it, also in graphs below;
+    without the markers of regions."""
     import torch
 
     for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, torch._ops.OpOverload) and str(node.target) not in MARKERS:
             yield node, node.target
     for _, child in graph.named_children():
         if isinstance(child, torch.fx.GraphModule):
@@ -145,41 +185,53 @@ def operators(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, Any]
 
 
 def row_name(operator: Any) -> str:
-    """The name of an operator in `ATEN`; none of a library that is not ATen's."""
-    name = str(operator)
-    return name.removeprefix("aten.") if name.startswith("aten.") else ""
+    """The name of an operator in `ATEN`, with that of its library where it is not ATen's; "" for
+    what is no operator, as a branch."""
+    return str(operator).removeprefix("aten.") if hasattr(operator, "_schema") else ""
 
 
-def _decompositions(program: Any) -> dict[Any, Any]:
-    """torch's decompositions of what has no row."""
+def _decompositions(program: Any, done: set[Any]) -> dict[Any, Any]:
+    """torch's decompositions of what has no row; the first time all that it does by itself, then
+    those of what is left, and none where nothing is `done` that was not."""
     import torch
     from torch._decomp import get_decompositions  # long-standing, though not public
 
+    missing = {op for _, op in operators(program.graph_module) if row_name(op) not in ATEN}
+    if done and not missing - done:
+        return {}
     table = {
         operator: function
         for operator, function in torch.export.default_decompositions().items()
         if row_name(operator) not in ATEN
     }
-    missing = {op for _, op in operators(program.graph_module) if row_name(op) not in ATEN}
-    return {**get_decompositions(list(missing - table.keys())), **table}
+    found = get_decompositions(list(missing - table.keys()))
+    is_first = not done
+    done |= {None, *missing}
+    return {**found, **table} if found or is_first else {}
+
+
+_KINDS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "CONSTANT_TENSOR": CONSTANT, "TOKEN": LITERAL}
+
+
+def _kind(spec: Any) -> str:
+    return LITERAL if hasattr(spec.arg, "value") else _KINDS.get(spec.kind.name, INPUT)
 
 
 def _named(spec: Any) -> str:
     return str(spec.target or spec.arg.name)
 
 
-def _exported(program: Any) -> Exported:
-    """What is needed of an exported program."""
+def _result(spec: Any) -> str | None:
+    if spec.kind.name == CHANGED:
+        return str(spec.target)
+    return None if spec.kind.name in EFFECTS else ""
+
+
+def exported_of(program: torch.export.ExportedProgram) -> Exported:
+    """What is needed of an exported program to evaluate it."""
     signature = program.graph_signature
-    names = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "CONSTANT_TENSOR": CONSTANT}
-    arguments = tuple(
-        (LITERAL if hasattr(spec.arg, "value") else names.get(spec.kind.name, INPUT), _named(spec))
-        for spec in signature.input_specs
-    )
-    results = tuple(
-        spec.target if spec.kind.name == "BUFFER_MUTATION" else ""
-        for spec in signature.output_specs
-    )
+    arguments = tuple((_kind(spec), _named(spec)) for spec in signature.input_specs)
+    results = tuple(_result(spec) for spec in signature.output_specs)
     constants = {
         name: array_of(program.constants[name]) for kind, name in arguments if kind == CONSTANT
     }

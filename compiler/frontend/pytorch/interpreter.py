@@ -7,15 +7,12 @@ its module, so that whatever is said about it later names both.
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.compiler.diagnostics import Loc, UsageError
-from shardwright.compiler.frontend.locations import LocationReader
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
@@ -23,24 +20,31 @@ from shardwright.compiler.frontend.pytorch.exporting import (
     INPUT,
     LITERAL,
     PARAMETER,
-    WRAPPED,
     Exported,
     of_values,
     operators,
     row_name,
 )
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
+from shardwright.compiler.frontend.pytorch.operators.indexing import selected
 from shardwright.compiler.frontend.pytorch.operators.registry import Place
-from shardwright.compiler.frontend.pytorch.recomputing import computed_again, stretches
-from shardwright.compiler.frontend.pytorch.types import array_of, check_type, numpy_type
+from shardwright.compiler.frontend.pytorch.places import at_line, frames, module_path, user_line
+from shardwright.compiler.frontend.pytorch.recomputing import computed_again, recomputed_around
+from shardwright.compiler.frontend.pytorch.regions import CHECKPOINT, ENTER, evaluated, region_of
+from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 
 if TYPE_CHECKING:
     import torch
 
 IGNORED = {"device", "layout", "memory_format", "pin_memory", "non_blocking", "generator"}
 """Arguments that say where a tensor lies, and who draws."""
-CHECKS = {"_assert_tensor_metadata.default", "_assert_async.msg", "_assert_scalar.default"}
-MOST_FRAMES = 6  # of a node's stack, the innermost ones (JAX keeps ten)
+CHECKS = {
+    *("_assert_tensor_metadata.default", "_assert_async.msg", "_assert_async.default"),
+    *("_assert_scalar.default", "_linalg_check_errors.default"),
+    "sym_constrain_range_for_size.default",
+    "sym_constrain_range.default",
+}
+"""Operators that raise or do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ def evaluate(exported: Exported, values: Values) -> tuple[list[Any], dict[str, A
 
     Raises UsageError for an operator without a row, at the user's line.
     """
+    import jax.numpy as jnp
+
     given = iter(values.inputs)
     by_kind: dict[str, Callable[[str], Any]] = {
         PARAMETER: values.params.__getitem__,
@@ -66,10 +72,11 @@ def evaluate(exported: Exported, values: Values) -> tuple[list[Any], dict[str, A
         LITERAL: lambda _: None,
         INPUT: lambda _: next(given),
     }
-    arguments = [by_kind[kind](name) for kind, name in exported.arguments]
+    found = (by_kind[kind](name) for kind, name in exported.arguments)
+    arguments = [None if value is None else jnp.asarray(value) for value in found]
     results = _Run(exported.graph, _Keys(values.key), exported.recomputed)(*arguments)
     named = list(zip(exported.results, results, strict=True))
-    return [r for name, r in named if not name], {name: r for name, r in named if name}
+    return [r for name, r in named if name == ""], {name: r for name, r in named if name}
 
 
 @dataclass(slots=True)
@@ -101,27 +108,43 @@ class _Run:
     recomputed: Mapping[str, Recompute] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
-        import jax
-
-        known: dict[Any, Any] = {}
         given = iter(arguments)
-        for path, nodes in stretches(self.module.graph.nodes, module_path, self.recomputed):
-            if path:
-                computed_again(nodes, self.recomputed[path], known, self._enter)
-                continue
-            for node in nodes:
-                if node.op == "placeholder":
-                    known[node] = jax.tree.map(jax.numpy.asarray, next(given))
-                elif node.op == "output":
-                    return [_value(part, known) for part in node.args[0]]
-                else:
-                    self._enter(node, known)
-        raise AssertionError("a graph has an output")
+        nodes = list(self.module.graph.nodes)
+        known = {node: next(given) for node in nodes if node.op == "placeholder"}
+        self._evaluate(nodes, known, self.recomputed)
+        return [_value(part, known) for part in nodes[-1].args[0]]
+
+    def _evaluate(
+        self,
+        nodes: Sequence[torch.fx.Node],
+        known: dict[Any, Any],
+        recomputed: Mapping[str, Recompute],
+    ) -> None:
+        """Add what nodes are to what is known; modules of `recomputed` are computed again."""
+        within = partial(self._evaluate, recomputed={})
+        place = 0
+        while place < len(nodes):
+            node = nodes[place]
+            if _enters(node):
+                region = region_of(nodes, place)
+                is_again = region.kind == CHECKPOINT
+                inside = within if is_again else partial(self._evaluate, recomputed=recomputed)
+                evaluated(region, known, inside)
+                place += len(region.nodes) + 2
+            elif path := recomputed_around(node, recomputed):
+                end = _end_of(nodes, place, path, recomputed)
+                computed_again(nodes[place:end], recomputed[path], known, within)
+                place = end
+            else:
+                self._enter(node, known)
+                place += 1
 
     def _enter(self, node: torch.fx.Node, known: dict[Any, Any]) -> None:
-        """Enter what a node makes."""
-        is_attribute = node.op == "get_attr"
-        known[node] = self._attribute(node.target) if is_attribute else self._call(node, known)
+        """Add what one node is, unless it is an argument or the result."""
+        if node.op == "get_attr":
+            known[node] = self._attribute(node.target)
+        elif node.op == "call_function":
+            known[node] = self._call(node, known)
 
     def _attribute(self, name: str) -> Any:
         """A graph of a branch or a loop, or a tensor that stands in the graph itself."""
@@ -143,12 +166,18 @@ class _Run:
         kwargs = {
             name: _value(part, known) for name, part in node.kwargs.items() if name not in IGNORED
         }
-        name = row_name(node.target)
+        target = node.target
+        has_token = getattr(target, "name", str)() == "with_effects"
+        if has_token:  # (token, operator, what it takes), of one whose order with others matters
+            target, args = args[1], args[2:]
+        name = row_name(target)
         if name in CHECKS:
-            return None
-        with jax.named_scope(module_path(node).replace(".", "/")):
-            found = _at(frames(node), partial(self._row(node, name), *args, **kwargs))
-        return _typed(found, node.meta.get("val"))
+            return [None, None]
+        with at_line(node):
+            check_static(node.meta.get("val"))
+            with jax.named_scope(module_path(node).replace(".", "/")):
+                found = _at(frames(node), partial(self._row(node, name), *args, **kwargs))
+            return [None, found] if has_token else _typed(found, node.meta.get("val"))
 
     def _row(self, node: torch.fx.Node, name: str) -> Callable[..., Any]:
         if name and name in ATEN:
@@ -162,17 +191,45 @@ class _Run:
     def _place(self, node: torch.fx.Node) -> Place:
         first = node.meta["val"]
         first = first[0] if isinstance(first, tuple | list) else first
-        return Place(tuple(int(n) for n in first.shape), numpy_type(first.dtype), self.keys.draw)
+        given = next((a.meta.get("val") for a in node.args if hasattr(a, "meta")), None)
+        is_in_order = bool(getattr(given, "is_contiguous", lambda: True)())
+        shape = tuple(int(n) for n in first.shape)
+        return Place(shape, numpy_type(first.dtype), self.keys.draw, is_in_order)
+
+
+def _enters(node: torch.fx.Node) -> bool:
+    return str(node.target) == f"{ENTER}.default"
+
+
+def _end_of(
+    nodes: Sequence[torch.fx.Node], place: int, path: str, recomputed: Mapping[str, Recompute]
+) -> int:
+    """Where the call of a module ends that the node at a place is in; regions stay whole."""
+    while place < len(nodes) and recomputed_around(nodes[place], recomputed) == path:
+        region = region_of(nodes, place) if _enters(nodes[place]) else None
+        place += len(region.nodes) + 2 if region else 1
+    return place
+
+
+def check_static(said: Any) -> None:
+    """Raise UsageError for a result that is a number, or has a shape, that depends on values, or is
+    of a type without a counterpart; `said` are torch's tensors without values."""
+    for part in said if isinstance(said, list | tuple) else (said,):
+        if type(part).__name__ in _OF_DATA:
+            raise of_values(None)
+        if not hasattr(part, "dtype"):
+            continue
+        numpy_type(part.dtype)
+        if not all(isinstance(size, int) for size in part.shape):
+            raise selected("rows that a mask, nonzero or unique selects")
 
 
 def checked(exported: Exported) -> Exported:
-    """The graph itself. Raises UsageError where it has operators without a row, numbers without a
-    type here, or sizes that are data."""
+    """The graph itself. Raises UsageError for what depends on values, types without a counterpart,
+    and operators without a row, of graphs below too."""
     for node, _ in operators(exported.graph):
-        for part in _parts(node.meta.get("val")):
-            if any(type(size) is not int for size in getattr(part, "shape", (part,))):
-                raise of_values(user_line(node))
-            check_type(part, user_line(node))
+        with at_line(node):
+            check_static(node.meta.get("val"))
     without = [
         node
         for node, op in operators(exported.graph)
@@ -183,16 +240,9 @@ def checked(exported: Exported) -> Exported:
     return exported
 
 
-def _parts(said: Any) -> Iterator[Any]:
-    """What a node makes: tensors, and numbers that are data."""
-    if isinstance(said, list | tuple):
-        for part in said:
-            yield from _parts(part)
-    elif said is not None:
-        yield said
-
-
 MOST_NAMED = 5
+_OF_DATA = ("SymInt", "SymFloat", "SymBool")
+"""torch's numbers that are known only when a program runs."""
 
 
 def unsupported(nodes: Sequence[torch.fx.Node]) -> UsageError:
@@ -234,36 +284,6 @@ def _typed(found: Any, said: Any) -> Any:
     import jax.numpy as jnp
 
     return jnp.asarray(found).astype(numpy_type(said.dtype))
-
-
-def module_path(node: torch.fx.Node) -> str:
-    """The path of the module that a node is in, `layers.0.attention`; "" of the outermost."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = str(next(reversed(stack.values()))[0]) if stack else ""
-    return path.removeprefix(WRAPPED).removeprefix(".")
-
-
-_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-
-
-@cache
-def _torch_folder() -> str:
-    import torch
-
-    return str(Path(torch.__file__).parent)
-
-
-def frames(node: torch.fx.Node) -> tuple[tuple[str, int], ...]:
-    """(file, line) of the calls that led to a node, the innermost first, without torch's own."""
-    found = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [(file, int(line)) for file, line, _ in found if not file.startswith(_torch_folder())]
-    return tuple(own[::-1][:MOST_FRAMES])
-
-
-def user_line(node: torch.fx.Node) -> Loc | None:
-    """The user's innermost line of a node."""
-    found = frames(node)
-    return LocationReader().innermost(found) if found else None
 
 
 def _at(stack: Sequence[tuple[str, int]], call: Callable[[], Any]) -> Any:

@@ -6,10 +6,11 @@ function under `jax.checkpoint`: what enters it is kept, what it makes inside is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.frontend.pytorch.distribution import Recompute
+from shardwright.compiler.frontend.pytorch.places import module_path
 
 if TYPE_CHECKING:
     import torch
@@ -18,40 +19,22 @@ Modules = Mapping[str, Recompute]
 """Paths of modules that are computed again, and what they keep."""
 
 
-def stretches(
-    nodes: Sequence[torch.fx.Node], path_of: Callable[[torch.fx.Node], str], modules: Modules
-) -> Iterator[tuple[str, list[torch.fx.Node]]]:
-    """The nodes in order, those of a call of one of `modules` together under its path, others
-    under ""."""
-    path = ""
-    held: list[torch.fx.Node] = []
-    for node in nodes:
-        own = _around(path_of(node), modules) if node.op == "call_function" else ""
-        if held and (own != path or not own):
-            yield path, held
-            held = []
-        path = own
-        held.append(node)
-    if held:
-        yield path, held
-
-
-def _around(path: str, modules: Modules) -> str:
-    """The outermost of `modules` that a path is in, "" for none."""
-    parts = path.split(".")
-    for end in range(1, len(parts) + 1):
-        if (outer := ".".join(parts[:end])) in modules:
-            return outer
-    return ""
+def recomputed_around(node: torch.fx.Node, modules: Modules) -> str:
+    """The outermost of `modules` that a node is in, "" for none."""
+    if not modules or node.op != "call_function":
+        return ""
+    parts = module_path(node).split(".")
+    paths = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return next((path for path in paths if path in modules), "")
 
 
 def computed_again(
     nodes: Sequence[torch.fx.Node],
     keeps: Recompute,
     known: dict[Any, Any],
-    run: Callable[[torch.fx.Node, dict[Any, Any]], None],
+    run: Callable[[Sequence[torch.fx.Node], dict[Any, Any]], None],
 ) -> None:
-    """Enter what `nodes` make into `known`; `run` enters what one makes into what it is given."""
+    """Enter what `nodes` make into `known`; `run` does that without computing them again."""
     import jax
 
     inside = set(nodes)
@@ -60,8 +43,7 @@ def computed_again(
 
     def again(given: Sequence[Any]) -> list[Any]:
         own = dict(zip(read, given, strict=True))
-        for node in nodes:
-            run(node, own)
+        run(nodes, own)
         return [own[node] for node in made]
 
     results = jax.checkpoint(again, policy=_policy(keeps))([known[node] for node in read])

@@ -19,7 +19,6 @@ from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
     PARAMETER,
-    WRAPPED,
     Exported,
     export,
 )
@@ -29,6 +28,7 @@ from shardwright.compiler.frontend.pytorch.interpreter import (
     evaluate,
 )
 from shardwright.compiler.frontend.pytorch.optimizers import described, transformation
+from shardwright.compiler.frontend.pytorch.places import WRAPPED
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 from shardwright.compiler.frontend.task import BATCH, TrainTask
 from shardwright.compiler.frontend.train_step import repeated
@@ -189,7 +189,7 @@ class _Step:
                 (kind, self.names[name] if kind in (PARAMETER, BUFFER) else name)
                 for kind, name in found.arguments
             )
-            results = tuple(self.names[name] if name else "" for name in found.results)
+            results = tuple(self.names[name] if name else name for name in found.results)
             self.graphs[samples] = Exported(
                 *(found.graph, renamed, results, found.constants, found.structure),
                 self.training.recomputed,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from shardwright.compiler.diagnostics import Loc, UsageError
+from shardwright.compiler.diagnostics import UsageError
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
@@ -43,15 +44,6 @@ def numpy_type(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def check_type(tensor: Any, loc: Loc | None) -> None:
-    """Refuse a tensor whose type has no counterpart, at a line. Raises UsageError."""
-    try:
-        numpy_type(getattr(tensor, "dtype", "int64"))
-    except UsageError as error:
-        d = error.diagnostic
-        raise UsageError(d.code, d.message, loc, d.hint) from None
-
-
 def scalar(value: Any) -> Any:
     """A Python number as an argument; integers of 64 bits become the nearest of 32."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -67,3 +59,35 @@ def array_of(tensor: Any) -> np.ndarray[Any, Any]:
     is_known = plain.dtype is not torch.bfloat16 and "float8" not in str(plain.dtype)  # to NumPy
     values: np.ndarray[Any, Any] = (plain if is_known else plain.float()).numpy()
     return values.astype(numpy_type(plain.dtype))
+
+
+def tensor_of(array: np.ndarray[Any, Any], dtype: str) -> Any:
+    """The tensor of values that were computed, in a type of torch's by its name."""
+    import torch
+
+    is_numpys = array.dtype.isbuiltin == 1  # not bf16 and fp8
+    plain = np.array(array) if is_numpys else array.astype(np.float32)
+    return torch.from_numpy(plain).to(getattr(torch, dtype))
+
+
+def bytes_of(tensor: Any) -> bytes:
+    """The elements of a tensor as torch has them, row by row."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
+
+
+def without_gradients() -> AbstractContextManager[None]:
+    """No graph of gradients is kept inside."""
+    import torch
+
+    found: AbstractContextManager[None] = torch.no_grad()
+    return found
+
+
+def torch_version() -> str:
+    """The torch that is installed."""
+    import torch
+
+    return str(torch.__version__)

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForMaskedLM
 def make():
     model = BertForMaskedLM(
         BertConfig(
-            num_hidden_layers=4,
+            num_hidden_layers=2,
             hidden_size=64,
             num_attention_heads=4,
             intermediate_size=128,
@@ -18,8 +18,8 @@ def make():
         )
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    ids = torch.randint(1, 256, (32, 16))
-    labels = torch.where(torch.arange(16) % 7 == 3, ids, -100)
+    ids = torch.randint(1, 256, (32, 8))
+    labels = torch.where(torch.arange(8) % 4 == 3, ids, -100)
     masked = torch.where(labels == -100, ids, 0)
     attention_mask = torch.ones_like(ids)
     batch = {"input_ids": masked, "attention_mask": attention_mask, "labels": labels}

@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, get_linear_schedule_with_w
 
 def make():
     config = GPT2Config(
-        n_layer=4,
+        n_layer=2,
         n_embd=64,
         n_head=4,
         vocab_size=256,
@@ -20,7 +20,7 @@ def make():
     model = GPT2LMHeadModel(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, eps=1e-4)
     scheduler = get_linear_schedule_with_warmup(optimizer, 2, 100)
-    ids = torch.randint(0, 256, (32, 32))
+    ids = torch.randint(0, 256, (32, 8))
     return {
         "model": model,
         "optimizer": optimizer,

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 def make():
     model = LlamaForCausalLM(
         LlamaConfig(
-            num_hidden_layers=4,
+            num_hidden_layers=2,
             hidden_size=64,
             num_attention_heads=8,
             num_key_value_heads=4,
@@ -24,5 +24,5 @@ def make():
         betas=(0.9, 0.95),
         eps=1e-4,
     )
-    ids = torch.randint(0, 256, (32, 16))
+    ids = torch.randint(0, 256, (32, 8))
     return model, optimizer, {"input_ids": ids, "labels": ids}

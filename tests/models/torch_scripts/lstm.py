@@ -27,4 +27,4 @@ def loss_fn(model, batch):
 def make():
     model = CharLM()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return model, loss_fn, optimizer, torch.randint(0, 64, (32, 17))
+    return model, loss_fn, optimizer, torch.randint(0, 64, (32, 9))

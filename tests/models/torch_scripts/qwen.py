@@ -7,7 +7,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 def make():
     model = Qwen3ForCausalLM(
         Qwen3Config(
-            num_hidden_layers=4,
+            num_hidden_layers=2,
             hidden_size=64,
             num_attention_heads=4,
             num_key_value_heads=4,
@@ -20,5 +20,5 @@ def make():
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
-    ids = torch.randint(0, 256, (32, 16))
+    ids = torch.randint(0, 256, (32, 8))
     return model, optimizer, scheduler, {"input_ids": ids, "labels": ids}

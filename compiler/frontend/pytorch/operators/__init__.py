@@ -2,6 +2,7 @@
 
 from shardwright.compiler.frontend.pytorch.operators import (
     attention,
+    backward,
     control,
     convolution,
     elementwise,
@@ -12,13 +13,14 @@ from shardwright.compiler.frontend.pytorch.operators import (
     random,
     recurrent,
     reduction,
+    resizing,
     shape,
 )
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, HIGHER_ORDER
 
 __all__ = ["ATEN", "HIGHER_ORDER"]
 _KINDS = (
-    *(attention, control, convolution, elementwise, indexing, losses, normalise, products, random),
-    *(recurrent, reduction, shape),
+    *(attention, backward, control, convolution, elementwise, indexing, losses, normalise),
+    *(products, random, recurrent, reduction, resizing, shape),
 )
 """Files whose rows the tables have."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwright.compiler.frontend.pytorch.operators.random import dropped
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
@@ -27,7 +28,7 @@ def attention(
     """softmax(query key^T scale + mask) value, of [..., heads, positions, width].
 
     The scores are kept in fp32, as torch's fused kernels do. With `enable_gqa`, query heads in
-    groups share one head of keys and values.
+    groups share one head of keys and values. A query whose keys are all masked gives zeros.
     """
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         count = query.shape[-3] // key.shape[-3]
@@ -39,10 +40,18 @@ def attention(
         rows, columns = (jax.lax.broadcasted_iota(jnp.int32, scores.shape[-2:], n) for n in (0, 1))
         scores = jnp.where(rows >= columns, scores, -jnp.inf)
     elif attn_mask is not None and attn_mask.dtype == bool:
-        scores = jnp.where(attn_mask, scores, jnp.finfo(jnp.float32).min)
+        scores = jnp.where(attn_mask, scores, _LEAST)
     elif attn_mask is not None:
-        scores = scores + attn_mask
+        scores = scores + jnp.maximum(attn_mask.astype(jnp.float32), _LEAST)
     weights = jax.nn.softmax(scores, -1)
     if dropout_p:
         weights = dropped(weights, dropout_p, place.key)
-    return jnp.einsum("...qk,...kd->...qd", weights.astype(value.dtype), value)
+    result = jnp.einsum("...qk,...kd->...qd", weights.astype(value.dtype), value)
+    if is_causal or attn_mask is None:
+        return result
+    is_seen = attn_mask if attn_mask.dtype == bool else ~jnp.isneginf(attn_mask)
+    return jnp.where(jnp.any(is_seen, -1, keepdims=True), result, 0)
+
+
+_LEAST = float(np.finfo(np.float32).min)
+"""A score that no softmax lets through, and that makes no NaN of a row of such."""

@@ -1,14 +1,16 @@
-"""Convolutions, pooling, resizing; images are [N, C, ...]."""
+"""Convolutions and pooling; images are [N, C, ...]."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
+from shardwright.compiler.frontend.pytorch.operators.registry import ATEN
 
 Sizes = Sequence[int] | int
 
@@ -103,6 +105,8 @@ def _named_padding(
 ) -> Any:
     """Padding "valid" is none, "same" keeps the size."""
     n = weight.ndim - 2
+    if x.ndim == n + 1:
+        return _named_padding(x[None], weight, bias, stride, padding, dilation, groups)[0]
     stride, dilation = spread(stride, n), spread(dilation, n)
     reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
     pads = [(r // 2, r - r // 2) if padding == "same" else (0, 0) for r in reach]
@@ -158,7 +162,6 @@ def _windows(
     window: Sequence[int],
     stride: Sequence[int],
     pads: list[tuple[int, int]],
-    dilation: Sequence[int] | None = None,
 ) -> Any:
     lead = x.ndim - len(window)
     return jax.lax.reduce_window(
@@ -168,7 +171,6 @@ def _windows(
         (1,) * lead + tuple(window),
         (1,) * lead + tuple(stride),
         [(0, 0)] * lead + pads,
-        window_dilation=(1,) * lead + tuple(dilation or (1,) * len(window)),
     )
 
 
@@ -182,12 +184,90 @@ def _max_pool(n: int) -> None:
         dilation: Sizes = 1,
         ceil_mode: bool = False,
     ) -> Any:
-        window = spread(kernel_size, n)
-        steps = spread(stride or window, n)
-        dilations = spread(dilation, n)
-        reach = [d * (k - 1) + 1 for d, k in zip(dilations, window, strict=True)]
-        pads = _pads(x, reach, steps, spread(padding, n), ceil_mode)
-        return _windows(x, -jnp.inf, jax.lax.max, window, steps, pads, dilations)
+        window, steps, dilations, pads = _pooled(
+            x, n, kernel_size, stride, padding, dilation, ceil_mode
+        )
+        if set(dilations) != {1}:  # JAX has no gradient of windows with gaps
+            return _largest_of(x, window, steps, dilations, pads)[0]
+        return _windows(x, _least(x), jax.lax.max, window, steps, pads)
+
+    @ATEN.row(f"max_pool{n}d_with_indices")
+    def with_indices(
+        x: Any,
+        kernel_size: Sizes,
+        stride: Sizes = (),
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
+    ) -> Any:
+        return _largest_of(x, *_pooled(x, n, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+def _least(x: Any) -> Any:
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    return -jnp.inf if is_float else jnp.iinfo(x.dtype).min
+
+
+def _pooled(
+    x: Any,
+    n: int,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+) -> Any:
+    """(window, strides, dilations, padding) of a pooling."""
+    window = spread(kernel_size, n)
+    steps = spread(stride or window, n)
+    dilations = spread(dilation, n)
+    reach = [d * (k - 1) + 1 for d, k in zip(dilations, window, strict=True)]
+    return window, steps, dilations, _pads(x, reach, steps, spread(padding, n), ceil_mode)
+
+
+def _taps(
+    x: Any,
+    window: Sequence[int],
+    steps: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+    value: Any,
+) -> Iterator[Any]:
+    """What each element of a window sees of x, padded with a value: one strided slice each."""
+    lead = x.ndim - len(window)
+    padded = jax.lax.pad(
+        x, jnp.asarray(value, x.dtype), [(0, 0, 0)] * lead + [(low, high, 0) for low, high in pads]
+    )
+    reach = [d * (k - 1) + 1 for d, k in zip(dilations, window, strict=True)]
+    spans = [
+        (size - r) // s * s + 1
+        for size, r, s in zip(padded.shape[lead:], reach, steps, strict=True)
+    ]
+    for tap in np.ndindex(*window):
+        starts = [0] * lead + [t * d for t, d in zip(tap, dilations, strict=True)]
+        ends = [start + span for start, span in zip(starts[lead:], spans, strict=True)]
+        yield jax.lax.slice(padded, starts, [*x.shape[:lead], *ends], [1] * lead + list(steps))
+
+
+def _largest_of(
+    x: Any,
+    window: Sequence[int],
+    steps: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+) -> tuple[Any, Any]:
+    """(the largest of each window, its place among the elements of an image): the first of
+    several, to which the gradient goes; a NaN is larger than all."""
+    places = jnp.arange(math.prod(x.shape[-len(window) :]), dtype=jnp.int32)
+    places = places.reshape(x.shape[-len(window) :])
+    seen = _taps(x, window, steps, dilations, pads, _least(x))
+    where = _taps(places, window, steps, dilations, pads, -1)
+    best, index = next(seen), next(where)
+    index = jnp.broadcast_to(index, best.shape)
+    for value, place in zip(seen, where, strict=True):
+        is_more = (value > best) | jnp.isnan(value) | ((index < 0) & (place >= 0))
+        best, index = jnp.where(is_more, value, best), jnp.where(is_more, place, index)
+    return best, index
 
 
 def _avg_pool(n: int) -> None:
@@ -246,14 +326,34 @@ for _n in (1, 2, 3):
     _adaptive(_n)
 
 
-@ATEN.row("upsample_nearest2d.vec", "upsample_nearest1d.vec", "upsample_nearest3d.vec", placed=True)
-@ATEN.row("upsample_nearest2d", "upsample_nearest1d", "upsample_nearest3d", placed=True)
-def upsample_nearest(place: Place, x: Any, *_: Any, **__: Any) -> Any:
-    """Each position is the nearest before it."""
-    for dim in range(2, x.ndim):
-        old, new = x.shape[dim], place.shape[dim]
-        if new % old == 0:
-            x = jnp.repeat(x, new // old, dim)
-        else:
-            x = jnp.take(x, jnp.arange(new) * old // new, dim)
-    return x
+def _adaptive_max(n: int) -> None:
+    @ATEN.row(f"adaptive_max_pool{n}d")
+    def row(x: Any, output_size: Sizes) -> Any:
+        sizes, counts = x.shape[-n:], spread(output_size, n)
+        if all(size % count == 0 for size, count in zip(sizes, counts, strict=True)):
+            window = [size // count for size, count in zip(sizes, counts, strict=True)]
+            return _largest_of(x, window, window, (1,) * n, [(0, 0)] * n)
+        return _largest_of_pieces(x, counts)
+
+
+def _largest_of_pieces(x: Any, counts: Sequence[int]) -> tuple[Any, Any]:
+    """(the largest, its place) of pieces that do not divide a dim, and overlap."""
+    n = len(counts)
+    lead, sizes = x.shape[: x.ndim - n], x.shape[x.ndim - n :]
+    places = jnp.arange(math.prod(sizes)).reshape(sizes)
+    values, index = [], []
+    for piece in np.ndindex(*counts):
+        ends = [
+            (p * size // c, -(-(p + 1) * size // c))
+            for p, size, c in zip(piece, sizes, counts, strict=True)
+        ]
+        cut = tuple(slice(low, high) for low, high in ends)
+        part = x[(..., *cut)].reshape(*lead, -1)
+        best = jnp.argmax(part, -1, keepdims=True)
+        values.append(jnp.take_along_axis(part, best, -1))
+        index.append(places[cut].reshape(-1)[best])
+    return tuple(jnp.concatenate(p, -1).reshape(*lead, *counts) for p in (values, index))
+
+
+for _n in (1, 2, 3):
+    _adaptive_max(_n)

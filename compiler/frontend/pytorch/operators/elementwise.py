@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.scipy import special
 
+from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.pytorch.operators.gradients import (
+    absolute,
+    between,
+    with_slope,
+)
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
 from shardwright.compiler.frontend.pytorch.types import scalar
 
+
+def trigamma(x: Any) -> Any:
+    """The second derivative of the logarithm of gamma; JAX has it of positive numbers, those below
+    1/2 are mirrored: trigamma(x) + trigamma(1 - x) = (pi / sin(pi x))^2."""
+    is_low = x < 0.5
+    found = special.polygamma(1, jnp.where(is_low, 1 - x, x))
+    return jnp.where(is_low, jnp.square(jnp.pi / jnp.sin(jnp.pi * x)) - found, found)
+
+
+digamma = with_slope(special.digamma, trigamma)
+
 ATEN.rows(
     {
-        "abs": jnp.abs,
+        "abs": absolute,
+        "i0": with_slope(special.i0, special.i1),
         "neg": jnp.negative,
         "sign": jnp.sign,
         "sgn": jnp.sign,
@@ -34,7 +53,6 @@ ATEN.rows(
         "asin": jnp.arcsin,
         "acos": jnp.arccos,
         "atan": jnp.arctan,
-        "atan2": jnp.arctan2,
         "sinh": jnp.sinh,
         "cosh": jnp.cosh,
         "tanh": jnp.tanh,
@@ -45,7 +63,7 @@ ATEN.rows(
         "erfc": special.erfc,
         "erfinv": special.erfinv,
         "lgamma": special.gammaln,
-        "digamma": special.digamma,
+        "digamma": digamma,
         "floor": jnp.floor,
         "ceil": jnp.ceil,
         "round": jnp.round,
@@ -54,12 +72,9 @@ ATEN.rows(
         "sigmoid": jax.nn.sigmoid,
         "log_sigmoid": jax.nn.log_sigmoid,
         "relu": jax.nn.relu,
-        "relu6": jax.nn.relu6,
         "silu": jax.nn.silu,
         "mish": jax.nn.mish,
         "selu": jax.nn.selu,
-        "hardsigmoid": jax.nn.hard_sigmoid,
-        "hardswish": jax.nn.hard_silu,
         "isnan": jnp.isnan,
         "isinf": jnp.isinf,
         "logical_not": jnp.logical_not,
@@ -79,6 +94,28 @@ ATEN.rows(
         "lift_fresh_copy": lambda x: x,
         "detach": jax.lax.stop_gradient,
         "hypot": jnp.hypot,
+        "nextafter": jnp.nextafter,
+        "signbit": jnp.signbit,
+        "logaddexp": jnp.logaddexp,
+        "logaddexp2": jnp.logaddexp2,
+        "sinc": jnp.sinc,
+        "rad2deg": jnp.rad2deg,
+        "deg2rad": jnp.deg2rad,
+        "isposinf": jnp.isposinf,
+        "isneginf": jnp.isneginf,
+        "isfinite": jnp.isfinite,
+        "gcd": jnp.gcd,
+        "lcm": jnp.lcm,
+        "special_entr": special.entr,
+        "special_ndtr": special.ndtr,
+        "special_ndtri": special.ndtri,
+        "special_log_ndtr": special.log_ndtr,
+        "special_i0e": special.i0e,
+        "special_i1": special.i1,
+        "special_i1e": special.i1e,
+        "special_zeta": special.zeta,
+        "igamma": special.gammainc,
+        "igammac": special.gammaincc,
     }
 )
 
@@ -99,6 +136,10 @@ _BINARY = {
     "__and__": jnp.bitwise_and,
     "__or__": jnp.bitwise_or,
     "__xor__": jnp.bitwise_xor,
+    "bitwise_left_shift": jnp.left_shift,
+    "bitwise_right_shift": jnp.right_shift,
+    "__lshift__": jnp.left_shift,
+    "__rshift__": jnp.right_shift,
 }
 """Operators of two tensors, or of one and a number."""
 
@@ -130,13 +171,18 @@ def rsub(x: Any, y: Any, alpha: Any = 1) -> Any:
     return sub(y, x, alpha)
 
 
-_ROUNDED = {None: lambda x: x, "floor": jnp.floor, "trunc": jnp.trunc}
-
-
 @ATEN.row("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "true_divide.Tensor")
 def div(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
-    """x / y, rounded where asked."""
-    return _ROUNDED[rounding_mode](jnp.true_divide(x, y))
+    """x / y, rounded where asked: whole numbers as such, which fp32 may not hold."""
+    if rounding_mode is None:
+        return jnp.true_divide(x, y)
+    x, y = (jnp.asarray(scalar(part)) for part in (x, y))
+    if rounding_mode == "floor":
+        return jnp.floor_divide(x, y)
+    kind = jnp.result_type(x, y)
+    if jnp.issubdtype(kind, jnp.integer):
+        return jax.lax.div(*jnp.broadcast_arrays(x.astype(kind), y.astype(kind)))
+    return jnp.trunc(jnp.true_divide(x, y))
 
 
 @ATEN.row("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
@@ -167,20 +213,54 @@ def lerp(x: Any, y: Any, weight: Any) -> Any:
 
 @ATEN.row("clamp", "clamp.Tensor", "clip")
 def clamp(x: Any, min: Any = None, max: Any = None) -> Any:  # torch's names
-    """x, at least min and at most max."""
-    return jnp.clip(x, scalar(min), scalar(max))
+    """x, at least min and at most max; at a bound the gradient is that of x."""
+    low, high = scalar(min), scalar(max)
+    if all(part is None or isinstance(part, int | float) for part in (low, high)):
+        return between(x, low, high, lambda x: _is_within(x, low, high))
+    if low is not None:
+        x = jnp.where((x >= low) | jnp.isnan(x), x, low)
+    return x if high is None else jnp.where((x <= high) | jnp.isnan(x), x, high)
+
+
+def _is_within(x: Any, low: Any, high: Any) -> Any:
+    above = True if low is None else x >= low
+    return above & (True if high is None else x <= high)
 
 
 @ATEN.row("clamp_min", "clamp_min.Tensor")
 def clamp_min(x: Any, low: Any) -> Any:
     """x, at least low."""
-    return jnp.maximum(x, scalar(low))
+    return clamp(x, low)
 
 
 @ATEN.row("clamp_max", "clamp_max.Tensor")
 def clamp_max(x: Any, high: Any) -> Any:
     """x, at most high."""
-    return jnp.minimum(x, scalar(high))
+    return clamp(x, None, high)
+
+
+@ATEN.row("hardtanh")
+def hardtanh(x: Any, min_val: Any = -1, max_val: Any = 1) -> Any:
+    """x between two numbers, without a gradient at them."""
+    return between(x, min_val, max_val, lambda x: (x > min_val) & (x < max_val))
+
+
+@ATEN.row("relu6")
+def relu6(x: Any) -> Any:
+    """x between 0 and 6."""
+    return hardtanh(x, 0, 6)
+
+
+@ATEN.row("hardsigmoid")
+def hardsigmoid(x: Any) -> Any:
+    """(x + 3) / 6 between 0 and 1."""
+    return relu6(x + 3) / 6
+
+
+@ATEN.row("hardswish")
+def hardswish(x: Any) -> Any:
+    """x times its hard sigmoid."""
+    return x * relu6(x + 3) / 6
 
 
 @ATEN.row("gelu")
@@ -192,7 +272,7 @@ def gelu(x: Any, approximate: str = "none") -> Any:
 @ATEN.row("leaky_relu")
 def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
     """x, or negative_slope x where x is negative."""
-    return jax.nn.leaky_relu(x, negative_slope)
+    return jnp.where(x > 0, x, x * negative_slope)
 
 
 @ATEN.row("prelu")
@@ -215,12 +295,6 @@ def softplus(x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
     """log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold."""
     low = jnp.where(beta * x > threshold, 0, x)
     return jnp.where(beta * x > threshold, x, jnp.logaddexp(beta * low, 0.0) / beta)
-
-
-@ATEN.row("hardtanh")
-def hardtanh(x: Any, min_val: Any = -1, max_val: Any = 1) -> Any:
-    """x between two numbers."""
-    return jnp.clip(x, min_val, max_val)
 
 
 @ATEN.row("glu")
@@ -263,6 +337,72 @@ def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) 
 def to(place: Place, x: Any, *_: Any, **__: Any) -> Any:
     """x in another type, the one of the result."""
     return x.astype(place.dtype)
+
+
+def _ignoring_nan(is_better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda x, y: jnp.where(is_better(x, y) | jnp.isnan(y), x, y)
+
+
+ATEN.rows({"fmax": _ignoring_nan(jnp.greater_equal), "fmin": _ignoring_nan(jnp.less_equal)})
+
+
+@ATEN.row("atan2")
+def atan2(y: Any, x: Any) -> Any:
+    """The angle of (x, y), whose gradient at the origin is 0."""
+    is_origin = (x == 0) & (y == 0)
+    held = jax.lax.stop_gradient(jnp.arctan2(y, x))
+    return jnp.where(is_origin, held, jnp.arctan2(y, jnp.where(is_origin, 1, x)))
+
+
+@ATEN.row("angle")
+def angle(x: Any) -> Any:
+    """pi of negative numbers, 0 of others."""
+    return jnp.where(jnp.isnan(x), jnp.nan, jnp.where(x < 0, jnp.pi, 0))
+
+
+@ATEN.row("heaviside")
+def heaviside(x: Any, at_zero: Any) -> Any:
+    """0 of negative numbers and NaN, 1 of positive ones."""
+    return jnp.where(x == 0, at_zero, x > 0)
+
+
+@ATEN.row("copysign.Tensor", "copysign.Scalar")
+def copysign(x: Any, y: Any) -> Any:
+    """x with the sign of y; no gradient where x is 0."""
+    held = jax.lax.stop_gradient(jnp.copysign(x, y))
+    is_same = jnp.signbit(held) == jnp.signbit(x)
+    return jnp.where(x == 0, held, jnp.where(is_same, x, -x))
+
+
+@ATEN.row("frexp.Tensor")
+def frexp(x: Any) -> Any:
+    """Fraction and exponent of two."""
+    return jnp.frexp(x)
+
+
+@ATEN.row("polygamma")
+def polygamma(order: int, x: Any) -> Any:
+    """The derivative of digamma of an order, 0 or 1."""
+    if order > 1:  # JAX's are those of positive numbers alone
+        raise UsageError(
+            "SW_TORCH_OPERATOR",
+            f"polygamma requires order 0 or 1, got {order}",
+            hint="write it with other operators",
+        )
+    return (digamma, trigamma)[order](x)
+
+
+@ATEN.row("round.decimals")
+def round_decimals(x: Any, decimals: int = 0) -> Any:
+    """x rounded to so many digits."""
+    return jnp.round(x, decimals)
+
+
+@ATEN.row("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other")
+def xlogy(x: Any, y: Any) -> Any:
+    """x log(y), 0 where x is, whatever y."""
+    has_no_log = (x == 0) & ((y <= 0) | (y == jnp.inf))
+    return x * jnp.log(jnp.where(has_no_log, 1, y))
 
 
 @ATEN.row("type_as")

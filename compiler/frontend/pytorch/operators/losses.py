@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from shardwright.compiler.frontend.pytorch.operators.gradients import absolute, with_slope
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN
 
 NONE, MEAN = 0, 1
@@ -32,7 +33,7 @@ def _likelihood(
     scale = is_counted.astype(log_p.dtype)
     if weight is not None:
         scale = scale * weight[jnp.where(is_counted, target, 0)]
-    losses = -picked * scale
+    losses = jnp.where(is_counted, -picked * scale, 0)  # also where an ignored one is infinite
     if smoothing:
         shape = [1] * log_p.ndim
         shape[axis] = -1
@@ -85,13 +86,13 @@ def mse_loss(x: Any, target: Any, reduction: int = MEAN) -> Any:
 @ATEN.row("l1_loss")
 def l1_loss(x: Any, target: Any, reduction: int = MEAN) -> Any:
     """Absolute differences."""
-    return reduced(jnp.abs(x - target), reduction)
+    return reduced(absolute(x - target), reduction)
 
 
 @ATEN.row("smooth_l1_loss")
 def smooth_l1_loss(x: Any, target: Any, reduction: int = MEAN, beta: float = 1.0) -> Any:
     """Squared differences over 2 beta, absolute ones less beta / 2 from beta on."""
-    d = jnp.abs(x - target)
+    d = absolute(x - target)
     square = 0.5 * d * d / beta if beta else d
     return reduced(jnp.where(d < beta, square, d - 0.5 * beta), reduction)
 
@@ -114,10 +115,30 @@ def bce_with_logits(
 
 @ATEN.row("binary_cross_entropy")
 def bce(x: Any, target: Any, weight: Any = None, reduction: int = MEAN) -> Any:
-    """Cross-entropy of two classes, of chances; logarithms are at least -100, as torch's."""
-    yes, no = (jnp.maximum(jnp.log(p), -100) for p in (x, 1 - x))
-    losses = -(target * yes + (1 - target) * no)
+    """Cross-entropy of two classes, of chances; logarithms are at least -100, and what the
+    gradient divides by is at least 1e-12, as torch's."""
+    losses = _bce(x, target)
     return reduced(losses if weight is None else losses * weight, reduction)
+
+
+def _logarithms(x: Any) -> tuple[Any, Any]:
+    """Of a chance and of the other one."""
+    return jnp.maximum(jnp.log(x), -100), jnp.maximum(jnp.log(1 - x), -100)
+
+
+def _entropy(x: Any, target: Any) -> Any:
+    yes, no = _logarithms(x)
+    return -(target * yes + (1 - target) * no)
+
+
+def _by_target(x: Any, _: Any) -> Any:
+    yes, no = _logarithms(x)
+    return no - yes
+
+
+_bce = with_slope(
+    _entropy, lambda x, target: (x - target) / jnp.maximum(x * (1 - x), 1e-12), _by_target
+)
 
 
 @ATEN.row("kl_div")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def group_norm(
     x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Any:
     """Mean 0 and variance 1 over each group of channels of x [N, C, ...]."""
-    wide = _wide(x).reshape(x.shape[0], groups, -1)
+    wide = _wide(x).reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
     centred = wide - jnp.mean(wide, 2, keepdims=True)
     variance = jnp.mean(jnp.square(centred), 2, keepdims=True)
     y = (centred * jax.lax.rsqrt(variance + eps)).reshape(x.shape)

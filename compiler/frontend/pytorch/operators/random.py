@@ -19,10 +19,97 @@ def dropped(x: Any, rate: float, key: Any) -> Any:
     return jnp.where(keep, x / (1 - rate), jnp.zeros((), x.dtype))
 
 
-@ATEN.row("dropout", "alpha_dropout", "feature_dropout", placed=True)
+@ATEN.row("dropout", placed=True)
 def dropout(place: Place, x: Any, p: float, train: bool) -> Any:
     """x with elements dropped in training."""
     return dropped(x, p, place.key) if train and p else x
+
+
+@ATEN.row("feature_dropout", placed=True)
+def feature_dropout(place: Place, x: Any, p: float, train: bool) -> Any:
+    """x [N, C, ...] with channels dropped in training."""
+    return x * dropped(_channels(x), p, place.key) if train and p else x
+
+
+@ATEN.row("alpha_dropout", placed=True)
+def alpha_dropout(place: Place, x: Any, p: float, train: bool) -> Any:
+    """x with elements at the least value of SELU, scaled to the same mean and variance."""
+    return _alpha_dropped(x, jnp.ones_like(x), p, place.key) if train and p else x
+
+
+@ATEN.row("feature_alpha_dropout", placed=True)
+def feature_alpha_dropout(place: Place, x: Any, p: float, train: bool) -> Any:
+    """x [N, C, ...] with channels at the least value of SELU."""
+    return _alpha_dropped(x, _channels(x), p, place.key) if train and p else x
+
+
+def _channels(x: Any) -> Any:
+    """Ones in the shape [N, C, 1, ...]."""
+    return jnp.ones((*x.shape[:2], *[1] * (x.ndim - 2)), x.dtype)
+
+
+LEAST_SELU = -1.7580993408473766
+"""Of large negative numbers (Klambauer et al. 2017)."""
+
+
+def _alpha_dropped(x: Any, ones: Any, p: float, key: Any) -> Any:
+    if p >= 1:
+        return jnp.zeros_like(x)
+    keep = jax.random.bernoulli(key, 1 - p, ones.shape)
+    scale = (LEAST_SELU**2 * p + 1) ** -0.5 * (1 - p) ** -0.5
+    return jnp.where(keep, x, LEAST_SELU) * scale - scale * LEAST_SELU * p
+
+
+@ATEN.row("rrelu", placed=True)
+def rrelu(
+    place: Place, x: Any, lower: Any = 0.125, upper: Any = 1 / 3, train: bool = False, *_: Any
+) -> Any:
+    """x, or where x is negative x times a slope: in training one drawn for each."""
+    if not train:
+        return jnp.where(x > 0, x, x * (lower + upper) / 2)
+    return jnp.where(x > 0, x, x * jax.random.uniform(place.key, x.shape, x.dtype, lower, upper))
+
+
+@ATEN.row("exponential", placed=True)
+def exponential(place: Place, x: Any, rate: float = 1.0, **_: Any) -> Any:
+    """Exponentially distributed, in the shape of x."""
+    return jax.random.exponential(place.key, place.shape, place.dtype) / rate
+
+
+@ATEN.row("cauchy", placed=True)
+def cauchy(place: Place, x: Any, median: float = 0.0, sigma: float = 1.0, **_: Any) -> Any:
+    """Of Cauchy's distribution, in the shape of x."""
+    return median + sigma * jax.random.cauchy(place.key, place.shape, place.dtype)
+
+
+@ATEN.row("log_normal", placed=True)
+def log_normal(place: Place, x: Any, mean: float = 1.0, std: float = 2.0, **_: Any) -> Any:
+    """Of normal logarithms, in the shape of x."""
+    return jnp.exp(normal(place, x, mean, std))
+
+
+@ATEN.row("geometric", placed=True)
+def geometric(place: Place, x: Any, p: float, **_: Any) -> Any:
+    """How often one tries until it goes well, each with a chance of p, in the shape of x."""
+    return jax.random.geometric(place.key, p, place.shape)
+
+
+@ATEN.row("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor", placed=True)
+def normal_about(place: Place, mean: Any, std: Any = 1.0, **_: Any) -> Any:
+    """Normal with a mean and a deviation of each."""
+    return mean + std * jax.random.normal(place.key, place.shape, place.dtype)
+
+
+@ATEN.row("normal.float_float", placed=True)
+def normal_of_numbers(place: Place, mean: float, std: float, *_: Any, **__: Any) -> Any:
+    """Normal with one mean and deviation."""
+    return mean + std * jax.random.normal(place.key, place.shape, place.dtype)
+
+
+@ATEN.row("poisson", placed=True)
+def poisson(place: Place, rate: Any, **_: Any) -> Any:
+    """Poisson's numbers of a rate of each."""
+    return jax.random.poisson(place.key, rate, place.shape)
 
 
 @ATEN.row("native_dropout", placed=True)
@@ -30,6 +117,8 @@ def native_dropout(place: Place, x: Any, p: float, train: bool | None = True) ->
     """x with elements dropped, and which were kept."""
     if not train or not p:
         return x, jnp.ones(x.shape, bool)
+    if p >= 1:
+        return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
     keep = jax.random.bernoulli(place.key, 1 - p, x.shape)
     return jnp.where(keep, x / (1 - p), jnp.zeros((), x.dtype)), keep
 
@@ -60,8 +149,9 @@ def normal(place: Place, x: Any, mean: float = 0.0, std: float = 1.0, **_: Any) 
 
 @ATEN.row("bernoulli", "bernoulli.p", placed=True)
 def bernoulli(place: Place, x: Any, p: Any = None, **_: Any) -> Any:
-    """Ones with a chance, that of x or p."""
-    return jax.random.bernoulli(place.key, x if p is None else p, place.shape)
+    """Ones with a chance, that of x or p, and no gradient."""
+    p = x if p is None else p
+    return jax.random.bernoulli(place.key, jax.lax.stop_gradient(p), place.shape)
 
 
 @ATEN.row("randint", "randint.low", placed=True)

@@ -41,16 +41,20 @@ def _plain(activation: Callable[[Any], Any]) -> Cell:
 
 
 def _layer(
-    cell: Cell, x: Any, state: Any, weights: Sequence[Any], reverse: bool
+    cell: Cell, x: Any, state: Any, weights: Sequence[Any], has_biases: bool, reverse: bool
 ) -> tuple[Any, Any]:
-    """One direction of a layer: x [T, B, I] -> ([T, B, H], the last state)."""
-    w_ih, w_hh, *biases = weights
-    b_ih, b_hh = biases if biases else (jnp.zeros((), x.dtype),) * 2
+    """One direction of a layer: x [T, B, I] -> ([T, B, H], the last state). A matrix behind the
+    biases projects the output, as `proj_size` of an LSTM says."""
+    w_ih, w_hh, *rest = weights
+    b_ih, b_hh = rest[:2] if has_biases else (jnp.zeros((), x.dtype),) * 2
+    projection = rest[2:] if has_biases else rest
     inputs = jnp.einsum("tbi,gi->tbg", x, w_ih) + b_ih
 
     def at(state: Any, x: Any) -> tuple[Any, Any]:
-        state = cell(x, state, w_hh, b_hh)
-        return state, state[0]
+        output, *others = cell(x, state, w_hh, b_hh)
+        for matrix in projection:
+            output = output @ matrix.T
+        return (output, *others), output
 
     last, outputs = jax.lax.scan(at, state, inputs, reverse=reverse)
     return outputs, last
@@ -67,7 +71,8 @@ def _network(
     """All layers: the outputs, then each state [layers x directions, B, H]."""
     has_biases, layers, dropout, train, bidirectional, batch_first = options
     x = jnp.swapaxes(x, 0, 1) if batch_first else x
-    directions, per = 1 + bidirectional, 4 if has_biases else 2
+    directions = 1 + bidirectional
+    per = len(params) // (layers * directions)
     last = []
     for layer in range(layers):
         outputs = []
@@ -75,7 +80,7 @@ def _network(
             n = layer * directions + direction
             state = tuple(part[n] for part in states)
             weights = params[n * per : (n + 1) * per]
-            y, end = _layer(cell, x, state, weights, reverse=bool(direction))
+            y, end = _layer(cell, x, state, weights, has_biases, reverse=bool(direction))
             outputs.append(y)
             last.append(end)
         x = jnp.concatenate(outputs, -1)

@@ -20,11 +20,13 @@ _F = TypeVar("_F", bound=Row)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operator stands: what torch says its first result is, and a source of keys."""
+    """Where an operator stands: what torch says its first result is, a source of keys, and whether
+    its first argument lies in memory in the order of its elements."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     draw: Callable[[], Any]
+    is_in_order: bool = True
 
     @property
     def key(self) -> Any:
@@ -83,5 +85,6 @@ class Operators:
 
 
 ATEN, HIGHER_ORDER = Operators(), Operators()
-"""Rows of `torch.ops.aten`, and of `torch.ops.higher_order`, whose rows take graphs as functions;
-`operators/__init__.py` loads the files that fill them."""
+"""Rows of `torch.ops.aten` (those of another library have its name in front), and of
+`torch.ops.higher_order`, whose rows take graphs as functions; `operators/__init__.py` loads the
+files that fill them."""
