@@ -11,6 +11,7 @@ from shardwright.compiler.ir.facts import joined_dim, splat
 from shardwright.compiler.ir.ops import Windows, windows_of
 from shardwright.compiler.ir.traits import CASTS, LITERALS
 from shardwright.compiler.ir.types import Op, Value
+from shardwright.sharding.indices.repeats import Repeats
 from shardwright.sharding.linearity.labels import (
     MIXED,
     SUM,
@@ -77,7 +78,8 @@ def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[Fac
 
     Where updates of several samples are scattered, a row number computed from positions (iota)
     keeps samples apart, so that its dim still counts samples; one computed from batch data alone (a
-    token id) adds samples up. Samples along batching dims are apart already.
+    token id), or that all samples have alike (a type of tokens), adds samples up. Samples along
+    batching dims are apart already.
     """
     windows, shape = windows_of(op.attrs), op.result.type.shape
     target, rows, moving = (
@@ -90,11 +92,24 @@ def _scattered_dims(op: Op, operands: Sequence[Label], scope: Scope) -> list[Fac
     placed = {*windows.moving_dims, *(m for _, m in apart)}
     among = [dim for d, dim in enumerate(rows) if d not in windows.indices_batching]
     among += [dim for m, dim in enumerate(moving) if m not in placed]
-    if any(map(counts_samples, among)):
+    if any(map(counts_samples, among)) and not _rows_are_alike(op, moving, scope):
         for d, is_data in zip(windows.index_map, _row_is_data(op, scope), strict=True):
             if not is_data:
                 dims[d] = ((shape[d], True),)
     return dims
+
+
+def _rows_are_alike(op: Op, moving: Sequence[FactoredDim], scope: Scope) -> bool:
+    """Whether every sample of what is scattered has the same row numbers."""
+    windows, indices = windows_of(op.attrs), op.operands[1]
+    walking = [d for d in range(len(moving)) if d not in windows.moving_dims]
+    walked = [d for d in range(indices.type.rank) if d != windows.vector_dim]
+    repeats = Repeats(scope.producers)
+    return all(
+        repeats.along(indices, d)
+        for m, d in zip(walking, walked, strict=True)
+        if counts_samples(moving[m])
+    )
 
 
 def _row_is_data(op: Op, scope: Scope) -> list[bool]:

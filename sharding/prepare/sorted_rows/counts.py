@@ -21,7 +21,8 @@ from shardwright.compiler.ir.ops import ScatterAttrs
 from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, VIEWS
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.support.intervals import limits
-from shardwright.sharding.prepare.sorted_rows.level import MOST, Level, elements, varies
+from shardwright.sharding.indices.repeats import MOST, elements, varies
+from shardwright.sharding.prepare.sorted_rows.level import Level
 
 MOST_KEYS = 1 << 12  # different keys that are told apart (our choice)
 _SMALL = 1 << 20  # elements of a value times keys, up to which it is followed
@@ -97,7 +98,7 @@ class Thresholds:
         if not isinstance(op.attrs, ScatterAttrs):
             return None
         target, places, update = op.operands
-        start, one = elements(self.level, target), elements(self.level, update)
+        start, one = elements(self.level.made, target), elements(self.level.made, update)
         plain = op.attrs.kind == "add" and target.type.rank == 1 == places.type.shape[-1]
         plain &= op.attrs.index_vector_dim == places.type.rank - 1
         if not plain or places not in keyed or start is None or one is None:
@@ -122,7 +123,7 @@ class Thresholds:
 
     def _alike(self, value: Value) -> np.ndarray | None:
         """Constants that are the same for all rows."""
-        array = elements(self.level, value)
+        array = elements(self.level.made, value)
         if array is None or not array.ndim:
             return array
         if array.size % self.rows:
@@ -135,7 +136,7 @@ class Thresholds:
         size = sum(v.type.num_elements for v in op.results) * self.num_keys
         if not is_linear(op) or size > _SMALL:
             return
-        rest = [elements(self.level, v) for v in op.operands if v not in counts]
+        rest = [elements(self.level.made, v) for v in op.operands if v not in counts]
         if any(array is None or array.any() for array in rest):
             return
         if combination(op):  # with signs that cancel, a part of a sum is more than all of it

@@ -7,21 +7,14 @@ the labels of `sharding/indices/dims.py`, these facts are proofs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-
-from shardwright.compiler.ir.analysis import invariant_carries, known_elements
-from shardwright.compiler.ir.facts import counted_dim, dim_map, splat, stored
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.analysis import invariant_carries
+from shardwright.compiler.ir.facts import counted_dim, dim_map
 from shardwright.compiler.ir.topological import topological
-from shardwright.compiler.ir.traits import LITERALS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.support.intervals import Interval
-from shardwright.compiler.support.walks import answered
-from shardwright.sharding.indices.dims import factors
-
-MOST = 1 << 24  # elements of a table of places; larger lists of rows are not proven
+from shardwright.sharding.indices.repeats import Repeats
 
 
 @dataclass(slots=True)
@@ -31,7 +24,7 @@ class Level:
     graph: Graph
     made: Mapping[Value, Op]
     ranges: Mapping[Value, Interval]
-    _repeats: dict[tuple[Value, int], bool] = field(default_factory=dict)
+    _repeats: Repeats | None = None
 
     def inside(self, loop: Op) -> Level:
         """The level of a loop's body."""
@@ -45,31 +38,9 @@ class Level:
 
     def repeats(self, value: Value, dim: int) -> bool:
         """True when a value is proven to be the same along `dim`."""
-        return answered((value, dim), self._repeats, self._read, self._is_repeated)
-
-    def _read(self, asked: tuple[Value, int]) -> list[tuple[Value, int]]:
-        """The dims that have to be repetitions for a dim to be one."""
-        value, dim = asked
-        op = self.made.get(value)
-        if op is None or value.type.shape[dim] == 1:
-            return []
-        if (walked := dim_map(op)) is not None:
-            return [(op.operands[0], d) for d in walked[dim : dim + 1] if d is not None]
-        along = [f for f in factors(op) if asked in f] if OPS[op.name].elementwise else []
-        return [(v, d) for f in along for v, d in f if v is not value]
-
-    def _is_repeated(self, asked: tuple[Value, int]) -> bool:
-        value, dim = asked
-        op = self.made.get(value)
-        if value.type.shape[dim] == 1 or op is None:
-            return value.type.shape[dim] == 1
-        if op.name in LITERALS:
-            if splat(op) is not None or counted_dim(op) is not None:
-                return counted_dim(op) != dim
-            whole = elements(self, value)
-            return whole is not None and not varies(whole, dim)
-        follows = dim_map(op) is not None or OPS[op.name].elementwise
-        return follows and all(self._repeats[one] for one in self._read(asked))
+        if self._repeats is None:
+            self._repeats = Repeats(self.made)
+        return self._repeats.along(value, dim)
 
     def peeled(self, value: Value) -> tuple[Value, tuple[int, ...]]:
         """What a value repeats, and where the dims of that are in it."""
@@ -87,19 +58,6 @@ class Level:
 def is_count(level: Level, value: Value, dim: int) -> bool:
     """True for 0, 1, 2, ... along `dim`."""
     return counted_dim(level.made.get(value)) == dim
-
-
-def varies(array: np.ndarray, dim: int) -> bool:
-    """True when an array is not the same along `dim`."""
-    return bool((array != np.take(array, [0], dim)).any())
-
-
-def elements(level: Level, value: Value) -> np.ndarray | None:
-    """The elements of a value of constants and counts; None for others, and for large ones."""
-    held = stored(level.made.get(value))
-    if held is not None and value.type.num_elements <= MOST:
-        return held.array()
-    return known_elements(level.made, value)
 
 
 def masks_behind(graph: Graph, sort_of: Mapping[Op, Op]) -> list[Op]:

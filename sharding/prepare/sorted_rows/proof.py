@@ -21,14 +21,9 @@ from shardwright.compiler.ir.ops import CompareAttrs, SortAttrs
 from shardwright.compiler.ir.traits import IDENTITIES, REDUCTIONS, UPDATES, VIEWS, WRITES
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.sharding.indices.dims import Factor, factors
+from shardwright.sharding.indices.repeats import elements, varies
 from shardwright.sharding.prepare.sorted_rows.counts import Thresholds
-from shardwright.sharding.prepare.sorted_rows.level import (
-    Level,
-    elements,
-    is_count,
-    masks_behind,
-    varies,
-)
+from shardwright.sharding.prepare.sorted_rows.level import Level, is_count, masks_behind
 
 POSITION_FIRST = ("LT", "GE")
 POSITION_LAST = ("GT", "LE")
@@ -225,7 +220,7 @@ class Shuffle:
     def _is_place_or_uniform(self, value: Value) -> bool:
         if value in self.marks:
             return self.marks[value].by_token
-        known = self.tables[value] if value in self.tables else elements(self.level, value)
+        known = self.tables[value] if value in self.tables else elements(self.level.made, value)
         return known is not None and not varies(known.ravel(), 0)
 
     def _takes_all(self, op: Op, dim: int) -> bool:
@@ -246,7 +241,9 @@ class Shuffle:
     def _tabulate(self, op: Op) -> bool:
         """Remember what the result is without sorting, where it follows from places alone."""
         given = [
-            self.tables.get(v) if v in self.marks or v in self.tables else elements(self.level, v)
+            self.tables.get(v)
+            if v in self.marks or v in self.tables
+            else elements(self.level.made, v)
             for v in op.operands
         ]
         arrays = [array for array in given if array is not None]
