@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -17,6 +20,7 @@ from shardwright.compiler.ir.opdef import make_op
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.ir.verify import verify
+from shardwright.compiler.options import DEFAULTS
 from shardwright.compiler.passes.pipeline import step_passes
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.partition.partitioned import Slot
@@ -462,3 +466,50 @@ def test_what_layers_share_is_looked_at_once() -> None:
     rolled = reroll(graph, inputs, outputs)
     assert trips(rolled.graph) == [4], rolled.notes
     check_values(graph, inputs, outputs, rolled)
+
+
+def _turned_task(layers: int = 4, tables: int = 1) -> TrainTask:
+    """Layers that multiply by what follows from a frozen vector, as rotary positions do from the
+    frequencies that a module keeps; or from one each."""
+
+    def init(key: jax.Array) -> tuple[dict[str, Any]]:
+        params = {f"w{n}": jax.random.normal(k, (8, 8)) for n, k in enumerate(_keys(key, layers))}
+        params["enter"] = jnp.ones((4, 8))
+        return (params | {f"f{n}": jnp.arange(8.0) for n in range(tables)},)
+
+    def step(params: dict[str, jax.Array], batch: jax.Array) -> Any:
+        frozen = {name: leaf for name, leaf in params.items() if name[0] == "f"}
+
+        def loss_of(own: dict[str, jax.Array]) -> jax.Array:
+            x = batch @ own["enter"]
+            for n in range(layers):
+                table = jnp.cos(frozen[f"f{n % tables}"])
+                x = jnp.tanh(x @ own[f"w{n}"] * jnp.broadcast_to(table, x.shape))
+            return jnp.mean(x)
+
+        own = {name: leaf for name, leaf in params.items() if name not in frozen}
+        loss, grads = jax.value_and_grad(loss_of)(own)
+        return {n: leaf - grads[n] for n, leaf in own.items()} | frozen, loss
+
+    return TrainTask(
+        step=step,
+        init=init,
+        batch=lambda n: jax.ShapeDtypeStruct((n, 4), jnp.float32),
+        state_names=("params",),
+        roles={f"params/f{n}": "frozen" for n in range(tables)},
+    )
+
+
+def _keys(key: jax.Array, number: int) -> Sequence[jax.Array]:
+    return list(jax.random.split(key, number))
+
+
+@pytest.mark.parametrize("tables", [1, 4])
+def test_frozen_leaves_of_no_layer_are_made_once(tables: int) -> None:
+    """What follows from one is computed in front of the first layer alone; one each is a stack."""
+    graph, inputs, outputs = captured_graph(_turned_task(tables=tables), 2)
+    graph = run(graph, step_passes(DEFAULTS, 2, False))
+    rolled = reroll(graph, inputs, outputs)
+    assert [op.attrs.trip for op in rolled.graph.ops if op.regions] == [4, 4]
+    check_values(graph, inputs, outputs, rolled)
+    assert ("params/f0" in {slot.name for slot in rolled.inputs}) == (tables == 1)

@@ -17,6 +17,7 @@ from shardwright.sharding.prepare.reroll.emit import Emitter
 from shardwright.sharding.prepare.reroll.names import stack_name
 from shardwright.sharding.prepare.reroll.packs import Leaves, Pack, Packer, RefusedError
 from shardwright.sharding.prepare.reroll.periods import (
+    MIN_REPEATS,
     Run,
     Varying,
     light_ops,
@@ -52,7 +53,7 @@ def reroll(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Rer
     """
     plain = Rerolled(graph=graph, inputs=tuple(inputs), outputs=tuple(outputs))
     slots = dict(zip(graph.inputs, inputs, strict=True))
-    varying = varying_ops(graph, {v for v, slot in slots.items() if slot.role == "batch"})
+    varying = varying_ops(graph, set(_of_no_layer(slots)))
     runs = sorted(repeats(varying.ops), key=lambda run: run.first)
     packer = Packer(graph, slots, varying.shared, graph.producers())
     sections, packer, notes = _sections(varying, runs, packer)
@@ -68,6 +69,16 @@ def reroll(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Rer
     except RefusedError as refused:
         return replace(plain, notes=(*notes, f"and all stays as it was: {refused}"))
     return replace(rolled, notes=tuple(notes))
+
+
+def _of_no_layer(slots: Mapping[Value, Slot]) -> Iterator[Value]:
+    """The inputs that no layer owns: the batch, and frozen leaves with too few like them to be one
+    per layer, as the frequencies of rotary positions that a module keeps in a buffer.
+    """
+    alike = Counter(value.type for value in slots)
+    for value, slot in slots.items():
+        if slot.role == "batch" or (slot.role == "frozen" and alike[value.type] < MIN_REPEATS):
+            yield value
 
 
 def _sections(

@@ -1,9 +1,9 @@
 """Tandem repeats among the ops of a step: stretches of program order that look alike again and
 again.
 
-What depends on constants and the batch alone belongs to no layer: tracing writes it once per layer
-or once at all, as it happens. Such values are numbered by what they compute, and left out. Whether
-a repeat really is one is decided in `sections.py`.
+What depends on constants, the batch and leaves of no layer alone belongs to no layer: tracing
+writes it once per layer or once at all, as it happens. Such values are numbered by what they
+compute, and left out. Whether a repeat really is one is decided in `sections.py`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Varying:
     shared: Mapping[Value, Value]
 
 
-def varying_ops(graph: Graph, batch: set[Value]) -> Varying:
-    """Split the ops of a step by whether they depend on more than constants and `batch`."""
-    shared: dict[Value, Value] = {v: v for v in batch}
+def varying_ops(graph: Graph, common: set[Value]) -> Varying:
+    """Split the ops of a step by whether they depend on more than constants and `common` inputs."""
+    shared: dict[Value, Value] = {v: v for v in common}
     seen: dict[Hashable, tuple[Value, ...]] = {}
     varying = []
     for op in graph.ops:

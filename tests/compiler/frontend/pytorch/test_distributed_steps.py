@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("torch", exc_type=ImportError)
 
-from shardwright.compiler.frontend.entry import call_entry
-from shardwright.compiler.frontend.pytorch.distributed import reading
+from shardwright.compiler.frontend.entry import call_entry, load_task
+from shardwright.compiler.frontend.pytorch.distributed_entry import from_function
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.options import DEFAULTS
@@ -48,9 +48,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def mapped(name: str, function: str = "build", world: int = 4, **changed: object) -> Distribution:
     """The distribution here of what a file says."""
-    with reading(world, str(FOLDER)) as recording:
-        made = call_entry(f"{name}:{function}", FOLDER, "reading")
-        said = recording.distribution(made[0] if isinstance(made, tuple) else made)
+    said = from_function(f"{name}:{function}", FOLDER, world, "reading")
     tables = tables_of(terms_of(said))
     strategy = {**tables["strategy"], **changed}
     for key in ("remat", "global_batch"):  # of how the step is built, and of the job
@@ -64,20 +62,20 @@ def mapped(name: str, function: str = "build", world: int = 4, **changed: object
 
 
 @cache
-def captured() -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
+def captured(entry: str = "") -> tuple[Graph, tuple[Slot, ...], tuple[Slot, ...]]:
     """The step of the module as jobs partition it, its four blocks a loop."""
-    task = call_entry("task:make", FOLDER, "reading")
+    task = load_task(entry, FOLDER) if entry else call_entry("task:make", FOLDER, "reading")
     graph, inputs, outputs = captured_graph(task, SAMPLES)
     rolled = reroll(run(graph, step_passes(DEFAULTS, SAMPLES, False)), inputs, outputs)
     return rolled.graph, tuple(rolled.inputs), tuple(rolled.outputs)
 
 
-def plan_of(how: Distribution) -> Plan:
-    return build_plan(*captured(), how.mesh, settings=how.settings, unit=answer_request)
+def plan_of(how: Distribution, entry: str = "") -> Plan:
+    return build_plan(*captured(entry), how.mesh, settings=how.settings, unit=answer_request)
 
 
-def check_values(plan: Plan) -> None:
-    graph, inputs, outputs = captured()
+def check_values(plan: Plan, entry: str = "") -> None:
+    graph, inputs, outputs = captured(entry)
     arrays = random_inputs(graph, inputs)
     given = {slot.name: array for slot, array in zip(inputs, arrays, strict=True)}
     wanted = evaluate(graph, arrays)
@@ -145,3 +143,15 @@ def test_stages_are_cut_where_the_user_cuts() -> None:
     how = mapped("stages", world=8)
     plan = plan_of(how)
     assert [part.layers for part in plan.parts] == [3, 1]
+
+
+def test_a_model_of_transformers() -> None:
+    """Whose rotary frequencies are a buffer of the model's, and belong to no layer."""
+    pytest.importorskip("transformers", exc_type=ImportError)
+    how = mapped("llama", world=8)
+    plan = plan_of(how, "llama:build")
+    assert counted(plan) == COUNTS["fsdp2", "build"]
+    (note,) = [f.message for f in plan.findings if f.code == "SW_TENSOR_PLAN"]
+    assert note.startswith("7 of 7 weights") and "would split lm_head.weight" in note
+    assert not [f for f in plan.findings if f.severity != "note"]
+    check_values(plan, "llama:build")
