@@ -51,7 +51,7 @@ APART = {
         " gradient goes to all of them"
         for n in (1, 2, 3)
     },
-    "logcumsumexp": "the gradient of torch's own sums in another order",
+    "logcumsumexp": "the gradient of torch's own is 3e-3 from that in fp64, this one 4e-7",
 }
 MOST_ROWS = 4
 

@@ -129,7 +129,10 @@ def _neutral(reduce: str, dtype: Any) -> Any:
     return 1 if reduce == "prod" else 0
 
 
-_UPDATES = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}
+def _updated(at: Any, source: Any, reduce: str) -> Any:
+    """Elements of an array (`at` of JAX) reduced with a source; for a mean, its sum."""
+    update = {"prod": at.multiply, "amax": at.max, "amin": at.min}.get(reduce, at.add)
+    return update(source, mode=IN_BOUNDS)
 
 
 def _reduced_at(x: Any, where: Any, source: Any, reduce: str, include_self: bool) -> Any:
@@ -139,7 +142,7 @@ def _reduced_at(x: Any, where: Any, source: Any, reduce: str, include_self: bool
         first = x.at[where].set(_neutral(reduce, x.dtype), mode=IN_BOUNDS)
     if reduce in ("amax", "amin"):
         return _extreme_at(first, where, source, reduce)
-    found = getattr(first.at[where], _UPDATES[reduce])(source, mode=IN_BOUNDS)
+    found = _updated(first.at[where], source, reduce)
     if reduce != "mean":
         return found
     ones = jnp.full(jnp.shape(source), 1, x.dtype)
@@ -153,7 +156,7 @@ def _extreme_at(x: Any, where: Any, source: Any, reduce: str) -> Any:
     """The largest, or smallest, of x and what is scattered there; JAX has no gradient of it, and
     this is torch's: shared out evenly among those that are equal to it."""
     held, given = (jax.lax.stop_gradient(part) for part in (x, source))
-    best = getattr(held.at[where], _UPDATES[reduce])(given, mode=IN_BOUNDS)
+    best = _updated(held.at[where], given, reduce)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return best
     mine = x == best

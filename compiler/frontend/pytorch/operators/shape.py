@@ -13,11 +13,10 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, Place
 from shardwright.compiler.frontend.pytorch.types import scalar
 
-_VIEWS = ("view", "reshape", "_unsafe_view", "view_as", "unflatten.int", "flatten.using_ints")
-_SQUEEZED = ("squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "_reshape_copy")
 
-
-@ATEN.row(*_VIEWS, *_SQUEEZED, placed=True)
+@ATEN.row("view", "reshape", "_unsafe_view", "view_as", "_reshape_copy", placed=True)
+@ATEN.row("unflatten.int", "flatten.using_ints", placed=True)
+@ATEN.row("squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", placed=True)
 def reshaped(place: Place, x: Any, *_: Any, **__: Any) -> Any:
     """x in the shape of the result, elements in order."""
     return x.reshape(place.shape)
@@ -157,7 +156,7 @@ def constant_pad(x: Any, pad: Sequence[int], value: Any = 0) -> Any:
     return jax.lax.pad(x, jnp.asarray(value, x.dtype), [(low, high, 0) for low, high in widths])
 
 
-_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 @ATEN.row("pad")
