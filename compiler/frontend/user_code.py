@@ -48,6 +48,8 @@ def install_hint(package: str) -> str:
 
 _CURES = {
     "cuDNN": "give the attention implementation='xla': cuDNN's kernels are a GPU's",
+    "DynamicCache'>": "model.config.use_cache = False, or use_cache=False in the call: kept keys are"
+    " state of generation",
     "register a pytree": "torch.export.register_dataclass(Class) tells torch what it holds; or"
     " return a tuple or a dict",
 }

@@ -265,7 +265,7 @@ def test_outputs_of_transformers_in_a_fresh_process(tmp_path: Path) -> None:
     traced.save(tmp_path / "gpt2.pt")
     torch.save({"batch": batch, "logits": found.logits}, tmp_path / "wanted.pt")
     code = (
-        "import torch, transformers.models.gpt2.modeling_gpt2, shardwright.torch;"
+        "import torch, transformers, shardwright.torch;"
         "wanted = torch.load('wanted.pt');"
         "found = shardwright.torch.load('gpt2.pt')(**wanted['batch']);"
         "print(type(found).__name__, torch.equal(found.logits, wanted['logits']))"
@@ -282,6 +282,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         lambda: native.trace(lambda x: x if x.sum() > 0 else -x, torch.ones(3)),
         "SW_TORCH_VALUES",
         "test_torch_trace.py",
+    ),
+    "a cache": (
+        lambda: native.trace(lambda x: _cache(x), torch.ones(1, 1, 2, 2)),
+        "SW_TASK_RAISED",
+        "use_cache = False",
+    ),
+    "integers of 64 bits": (
+        lambda: native.trace(lambda x: x + 1, torch.ones(3).long())(torch.full((3,), 1 << 40)),
+        "SW_TORCH_INPUT",
+        f"got {1 << 40}",
     ),
     "no module": (lambda: native.trace(3, torch.ones(3)), "SW_TORCH_INPUT", "got int"),
     "no flag": (
@@ -330,6 +340,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         "inline_weights_to_neff=False",
     ),
 }
+
+
+def _cache(x: Any) -> Any:
+    """A cache of transformers."""
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    found = transformers.DynamicCache()
+    found.update(x, x, 0)
+    return found
 
 
 def _vast() -> Any:
