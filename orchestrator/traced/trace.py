@@ -52,7 +52,6 @@ from shardwright.orchestrator.traced.parts import CompiledPart, TracedPart, need
 from shardwright.orchestrator.traced.report import PartitionReport, report_of
 
 LOG = "log-neuron-cc.txt"
-MOST_NAMED = 20
 MOST_INLINE_BYTES = 2**31
 """documented for torch-neuron: constants above 1.9 GB are kept beside the graph; ours is what a
 message of protobuf holds."""
@@ -275,11 +274,9 @@ class _Making:
 
 def _not_compiled(kept: Sequence[Kept], hint: str) -> DiagnosticError:
     """The error of operators that are not compiled, all of them by module and line."""
-    names = list(dict.fromkeys(map(str, kept)))
-    more = f"; and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return UsageError(
         "SW_TORCH_OPERATOR",
-        f"operators that compile are required, got {'; '.join(names[:MOST_NAMED])}{more}",
+        f"operators that compile are required, got {'; '.join(dict.fromkeys(map(str, kept)))}",
         kept[0].loc,
         hint,
     )
