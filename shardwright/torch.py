@@ -28,7 +28,7 @@ def plan(
     loss: Callable[..., Any] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     scheduler: Any = None,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mapping[str, int] | Any = None,
     **settings: object,
 ) -> Report:
     """Whether a training step of a module fits and how fast it is, without values.
@@ -36,9 +36,9 @@ def plan(
     `example_batch` is a batch as a loader yields it: a mapping of the module's keywords, a tensor,
     or a tuple. `loss` is a function of (output, target), which takes the last of the batch, or of
     (model, batch); without it the module returns its loss, as those of transformers do. `mesh` has
-    sizes by axis, `{"dp_shard": 8, "tp": 4}`; `settings` are those of a job, `cluster__target=
-    "trn2"`. The batch is shared evenly by the data-parallel ranks where no setting says how many
-    samples there are.
+    sizes by axis, `{"dp_shard": 8, "tp": 4}`, or is a DeviceMesh with such dims; `settings` are
+    those of a job, `cluster__target="trn2"`. The batch is shared evenly by the data-parallel ranks
+    where no setting says how many samples there are.
 
     Raises UsageError, at the line of the module, for what cannot be traced; else as
     `shardwright.plan`.
@@ -59,7 +59,7 @@ def run(
     loss: Callable[..., Any] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     scheduler: Any = None,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mapping[str, int] | Any = None,
     **settings: object,
 ) -> Report:
     """The same step in values too, every step compared with the unsharded one; arguments are those

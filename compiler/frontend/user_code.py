@@ -48,10 +48,12 @@ def install_hint(package: str) -> str:
 
 _CURES = {
     "cuDNN": "give the attention implementation='xla': cuDNN's kernels are a GPU's",
+    "DynamicCache'>": "model.config.use_cache = False, or use_cache=False in the call: keys of"
+    " generation are no result",
     "register a pytree": "torch.export.register_dataclass(Class) tells torch what it holds; or"
     " return a tuple or a dict",
 }
-"""What libraries raise about kernels of another machine, by a word of it -> what to do."""
+"""What libraries raise about what they do not take, by a word of it -> what to do."""
 
 
 @contextmanager

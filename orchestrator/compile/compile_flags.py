@@ -46,7 +46,9 @@ def parser(prog: str) -> FlagParser:
         allow_abbrev=False,
         description="Compile HLO or StableHLO for one NeuronCore. Takes neuronx-cc's flags.",
     )
-    made.add_argument("files", nargs="*", metavar="FILE", help="HLO, StableHLO or jax.export file")
+    made.add_argument(
+        "files", nargs="*", metavar="FILE", help="HLO, StableHLO, jax.export or torch.export file"
+    )
     made.set_defaults(given=[])
     for flag in FLAGS:
         names = [*flag.aliases, f"--{canonical_name(flag.name)}"]

@@ -12,7 +12,7 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, LoadError
 from shardwright.compiler.frontend.pytorch.host_graph import HostGraph
@@ -73,7 +73,7 @@ def save(module: Content, path: Path) -> None:
     write(path, content(module), "path")
 
 
-def load(path: Path) -> Content:
+def load(path: Path | IO[bytes]) -> Content:
     """What a file holds. Raises LoadError for another file, a damaged one, and one of
     operators or classes that are missing here."""
     try:

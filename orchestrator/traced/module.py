@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ class TracedModule(Content):
         """Write it as one file. Raises UsageError where it cannot be written."""
         files.save(self, Path(path))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As its file: for copies, other processes and `torch.save`."""
+        return loads, (files.content(self),)
+
     def __repr__(self) -> str:
         made = ", ".join(f"{key} {value}" for key, value in self.made_by.items())
         return f"TracedModule {self.name} ({made})\n{self.summary}"
@@ -49,5 +54,13 @@ class TracedModule(Content):
 
 def load(path: Path) -> TracedModule:
     """The traced module of a file. Raises LoadError, as `files.load`."""
-    found = files.load(path)
+    return _of(files.load(path))
+
+
+def loads(data: bytes) -> TracedModule:
+    """The traced module of the bytes of a file. Raises LoadError, as `files.load`."""
+    return _of(files.load(io.BytesIO(data)))
+
+
+def _of(found: Content) -> TracedModule:
     return TracedModule(**{field.name: getattr(found, field.name) for field in fields(found)})

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwright.compiler.frontend.pytorch.host_graph import HostGraph
 from shardwright.compiler.frontend.pytorch.signature import Leaf, Signature
-from shardwright.compiler.frontend.pytorch.types import array_of, tensor_of
+from shardwright.compiler.frontend.pytorch.types import fitting_array_of, tensor_of
 from shardwright.compiler.isa.program import Program
 from shardwright.orchestrator.traced.report import PartitionReport
 
@@ -39,7 +39,7 @@ class CompiledPart:
 
         names = (*self.weights, *self.inputs)
         given = zip(self.program.inputs, names, strict=True)
-        arrays = run_single(self.program, {buffer: array_of(values[n]) for buffer, n in given})
+        arrays = run_single(self.program, {b: fitting_array_of(values[n]) for b, n in given})
         pairs = zip(self.program.outputs, self.outputs, strict=True)
         return {leaf.name: tensor_of(arrays[buffer], leaf.dtype) for buffer, leaf in pairs}
 

@@ -7,7 +7,6 @@ compiler refuses at its line) is divided again without what was refused.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +52,6 @@ from shardwright.orchestrator.traced.parts import CompiledPart, TracedPart, need
 from shardwright.orchestrator.traced.report import PartitionReport, report_of
 
 LOG = "log-neuron-cc.txt"
-MOST_NAMED = 20
 MOST_INLINE_BYTES = 2**31
 """documented for torch-neuron: constants above 1.9 GB are kept beside the graph; ours is what a
 message of protobuf holds."""
@@ -181,8 +179,9 @@ class _Making:
     resolved: Resolved
     folder: Path
     only_imported: bool = False
-    neffs: dict[str, bytes] = field(default_factory=dict)
-    """NEFF of an artifact by its digest: parts that are divided again are compiled once."""
+    neffs: dict[Part, bytes] = field(default_factory=dict)
+    """Of parts that compile: those that stay as they are when others are divided again are compiled
+    once."""
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     def divided(self) -> Split:
@@ -211,7 +210,7 @@ class _Making:
     def _refusals(self, part: Part) -> dict[str, str]:
         """Nodes of a part that do not compile, and why; none where all do. Raises DiagnosticError
         where it is nobody's line."""
-        if not part.is_compiled:
+        if not part.is_compiled or part in self.neffs:
             return {}
         try:
             artifact = self._artifact(part)
@@ -220,7 +219,7 @@ class _Making:
                 return found
             raise
         try:
-            self._neff(artifact)
+            self.neffs[part] = self._neff(artifact)
         except (ImportRuleError, CompileError) as error:
             nodes = at_line(part, error.diagnostic.loc)
             if not nodes:
@@ -233,7 +232,7 @@ class _Making:
         """A part that was compiled, or its graph of the host."""
         if not part.is_compiled:
             return self.traced.host(part)
-        neff = self._neff(self._artifact(part))
+        neff = self.neffs[part]
         leaves = [leaf for leaf in map(self.traced.leaf, part.outputs) if leaf is not None]
         return CompiledPart(
             neff=neff,
@@ -261,29 +260,23 @@ class _Making:
 
     def _neff(self, artifact: bytes) -> bytes:
         """The NEFF of a module; empty where it is only imported."""
-        digest = hashlib.sha256(artifact).hexdigest()
-        if digest not in self.neffs:
-            name = f"part-{len(self.neffs)}"
-            write(self.folder / f"{name}.stablehlo", artifact, "compiler_workdir")
-            if self.only_imported:
-                _InProcess().read(artifact, os.getcwd(), self.resolved.command.profile)
-                self.neffs[digest] = b""
-            else:
-                with FileLog(self.folder / LOG) as log:
-                    file = Path(f"{name}.stablehlo")
-                    neff = compiled(file, artifact, self.resolved, log, _InProcess())
-                write(self.folder / f"{name}.neff", neff, "compiler_workdir")
-                self.neffs[digest] = neff
-        return self.neffs[digest]
+        name = f"part-{len(self.neffs)}"
+        write(self.folder / f"{name}.stablehlo", artifact, "compiler_workdir")
+        if self.only_imported:
+            _InProcess().read(artifact, os.getcwd(), self.resolved.command.profile)
+            return b""
+        with FileLog(self.folder / LOG) as log:
+            file = Path(f"{name}.stablehlo")
+            neff = compiled(file, artifact, self.resolved, log, _InProcess())
+        write(self.folder / f"{name}.neff", neff, "compiler_workdir")
+        return neff
 
 
 def _not_compiled(kept: Sequence[Kept], hint: str) -> DiagnosticError:
     """The error of operators that are not compiled, all of them by module and line."""
-    names = list(dict.fromkeys(map(str, kept)))
-    more = f"; and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return UsageError(
         "SW_TORCH_OPERATOR",
-        f"operators that compile are required, got {'; '.join(names[:MOST_NAMED])}{more}",
+        f"operators that compile are required, got {'; '.join(dict.fromkeys(map(str, kept)))}",
         kept[0].loc,
         hint,
     )

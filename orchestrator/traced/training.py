@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.pytorch.distribution import axis_named
 from shardwright.compiler.frontend.pytorch.training import Training, train_task
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.service import ray_pickle
@@ -28,18 +29,14 @@ def make_task():
 """
 
 
-def plan(
-    training: Training, mesh: Mapping[str, int] | None, settings: Mapping[str, object]
-) -> Report:
+def plan(training: Training, mesh: Any, settings: Mapping[str, object]) -> Report:
     """Whether the step of a script fits and how fast it is. Raises as `api.plan`."""
     from shardwright.orchestrator import api
 
     return api.plan(train_task(training), **_with_mesh(mesh, settings))
 
 
-def run(
-    training: Training, mesh: Mapping[str, int] | None, settings: Mapping[str, object]
-) -> Report:
+def run(training: Training, mesh: Any, settings: Mapping[str, object]) -> Report:
     """The step of a script in values and in time. Raises as `api.run`; UsageError for objects that
     no other process can be given."""
     from shardwright.orchestrator import api
@@ -71,6 +68,21 @@ def read_task(folder: Path) -> TrainTask:
     return train_task(training)
 
 
-def _with_mesh(mesh: Mapping[str, int] | None, settings: Mapping[str, object]) -> dict[str, Any]:
-    """The settings of a job, with the axes of a mesh."""
-    return {**{f"mesh__{axis}": size for axis, size in (mesh or {}).items()}, **settings}
+def _with_mesh(mesh: Any, settings: Mapping[str, object]) -> dict[str, Any]:
+    """The settings of a job, with the axes of a mesh: sizes by axis, or a DeviceMesh."""
+    sizes = dict(mesh or {}) if mesh is None or isinstance(mesh, Mapping) else _of_device_mesh(mesh)
+    return {**{f"mesh__{axis}": size for axis, size in sizes.items()}, **settings}
+
+
+def _of_device_mesh(mesh: Any) -> dict[str, int]:
+    """Sizes by axis of a DeviceMesh. Raises UsageError for a dim that is called after no axis."""
+    names = tuple(mesh.mesh_dim_names or ())
+    axes = [axis_named(name) for name in names]
+    if not names or not all(axes) or len(set(axes)) < len(axes):
+        raise UsageError(
+            "SW_TORCH_MESH",
+            "a DeviceMesh requires dims that are called after axes, each after another, got"
+            f" {', '.join(names) or 'no names'}",
+            hint="mesh_dim_names=('dp_shard', 'tp'), or mesh={'dp_shard': 8, 'tp': 4}",
+        )
+    return dict(zip(axes, map(int, mesh.shape), strict=True))

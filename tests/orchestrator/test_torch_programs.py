@@ -193,3 +193,18 @@ def test_damaged_files_end_in_a_code(files: Path) -> None:
             assert error.code.startswith(("SW_", "NCC_")) and error.code != "SW_INTERNAL"
             refused += 1
     assert refused > 5
+
+
+def test_files_of_older_releases_are_read() -> None:
+    """Before 2.9 a file was a zip of these entries, which torch still reads."""
+    from torch._export.serde import schema, serialize  # what torch.export.save called
+
+    program = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),), strict=False)
+    made, stream = serialize.serialize(program), io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("version", ".".join(map(str, schema.SCHEMA_VERSION)))
+        archive.writestr("serialized_exported_program.json", made.exported_program)
+        for name in ("state_dict", "constants", "example_inputs"):
+            archive.writestr(f"serialized_{name}.pt", getattr(made, name))
+    module = read_module(stream.getvalue())
+    assert module.arguments == ("weight", "bias", "input")

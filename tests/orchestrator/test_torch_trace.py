@@ -187,6 +187,27 @@ def test_what_has_no_row_stays_on_the_cpu(mixed: Any, tmp_path: Path) -> None:
         held(loaded(x), traced(x))
 
 
+def test_what_is_made_on_the_way_stays_where_it_is_asked_for(mixed: Any, tmp_path: Path) -> None:
+    from shardwright.orchestrator.cli import main
+
+    traced = native.trace(mixed, torch.randn(4, 6), compiler_workdir=tmp_path / "work")
+    names = {path.name for path in (tmp_path / "work").iterdir()}
+    assert {f"part-{n}.{form}" for n in range(3) for form in ("neff", "stablehlo")} < names
+    assert main(["neff", "run", str(tmp_path / "work/part-0.neff"), "--time"]) == 0
+    assert json.loads(json.dumps(traced.report().as_dict()))["compiled"] > 5
+
+
+def test_copies_and_pickles_are_files(mixed: Any) -> None:
+    import copy
+    import pickle
+
+    x = torch.randn(4, 6)
+    traced = native.trace(mixed, x)
+    for each in (copy.deepcopy(traced), pickle.loads(pickle.dumps(traced))):
+        held(each(x), traced(x), 0)
+        assert repr(each) == repr(traced)
+
+
 def test_small_parts_stay_on_the_cpu_as_asked(mixed: Any) -> None:
     many = native.analyze(mixed, torch.randn(4, 6), min_operators=5)
     sizes = [part.count for part in many.parts if part.where == "neuron"]
@@ -265,7 +286,7 @@ def test_outputs_of_transformers_in_a_fresh_process(tmp_path: Path) -> None:
     traced.save(tmp_path / "gpt2.pt")
     torch.save({"batch": batch, "logits": found.logits}, tmp_path / "wanted.pt")
     code = (
-        "import torch, transformers.models.gpt2.modeling_gpt2, shardwright.torch;"
+        "import torch, transformers, shardwright.torch;"
         "wanted = torch.load('wanted.pt');"
         "found = shardwright.torch.load('gpt2.pt')(**wanted['batch']);"
         "print(type(found).__name__, torch.equal(found.logits, wanted['logits']))"
@@ -282,6 +303,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         lambda: native.trace(lambda x: x if x.sum() > 0 else -x, torch.ones(3)),
         "SW_TORCH_VALUES",
         "test_torch_trace.py",
+    ),
+    "a cache": (
+        lambda: native.trace(lambda x: _cache(x), torch.ones(1, 1, 2, 2)),
+        "SW_TASK_RAISED",
+        "use_cache = False",
+    ),
+    "integers of 64 bits": (
+        lambda: native.trace(lambda x: x + 1, torch.ones(3).long())(torch.full((3,), 1 << 40)),
+        "SW_TORCH_INPUT",
+        f"got {1 << 40}",
     ),
     "no module": (lambda: native.trace(3, torch.ones(3)), "SW_TORCH_INPUT", "got int"),
     "no flag": (
@@ -330,6 +361,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         "inline_weights_to_neff=False",
     ),
 }
+
+
+def _cache(x: Any) -> Any:
+    """A cache of transformers."""
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    found = transformers.DynamicCache()
+    found.update(x, x, 0)
+    return found
 
 
 def _vast() -> Any:
@@ -397,6 +436,8 @@ DAMAGE: dict[str, Callable[[Any], None]] = {
     "parts of nothing": lambda about: about.update(parts=3),
     "an unknown operator": lambda about: _host_rows(about)[0].__setitem__(1, "aten.none.default"),
     "a call of Python": lambda about: _host_rows(about)[0].__setitem__(1, "python.eval"),
+    "an argument of nobody": lambda about: _host_rows(about)[0].__setitem__(2, [{"a": 1, "b": 2}]),
+    "a type that is none": lambda about: _host_rows(about)[0].__setitem__(2, [{"dtype": "load"}]),
     "a file": lambda about: _host_rows(about)[0].__setitem__(1, "aten.from_file.default"),
     "a private name": lambda about: _host_rows(about)[0].__setitem__(1, "__class__.mro"),
     "a value of nobody": lambda about: _host_rows(about)[0].__setitem__(2, [{"value": "nobody"}]),

@@ -73,3 +73,19 @@ def test_an_axis_that_is_none_is_refused() -> None:
     module, batch, loss, optimizer = script()
     with pytest.raises(DiagnosticError, match="SW_"):
         native.plan(module, batch, loss, optimizer, mesh={"rows": 2})
+    with pytest.raises(UsageError, match="SW_TORCH_MESH"):
+        native.plan(module, batch, loss, optimizer, mesh=_Mesh(("rows",), (2,)))
+
+
+class _Mesh:
+    """What is read of a DeviceMesh, which needs a process group."""
+
+    def __init__(self, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+        self.mesh_dim_names, self.shape = names, shape
+
+
+def test_dims_of_a_device_mesh_are_axes() -> None:
+    module, batch, loss, optimizer = script()
+    report = native.plan(module, batch, loss, optimizer, mesh=_Mesh(("fsdp", "tp"), (8, 4)))
+    sizes = {axis: size for axis, size in report.data["mesh"].items() if size > 1}
+    assert sizes == {"dp_shard": 8, "tp": 4}

@@ -34,8 +34,11 @@ PAGES = (
     "docs/trace.md",
     "docs/dumps.md",
     "docs/strategies/context.md",
+    "docs/pytorch-trace.md",
 )
 """The pages that are sessions."""
+NEEDED = {"docs/pytorch-trace.md": "torch"}
+"""Page -> a package that its commands need, and that may be missing."""
 TIMEOUT_S = 240
 IN_CHECKOUT = "<!-- The commands of this page run in a copy of the checkout. -->"
 CHECKOUT = ("shardwright", "collectives", "compiler", "sharding", "sim_cluster", "orchestrator")

@@ -94,10 +94,15 @@ class HostGraph:
 
 
 def _read(part: Any) -> set[str]:
-    """Names of values in arguments."""
+    """Names of values in arguments. Raises LoadError, ValueError, TypeError for other arguments
+    than those of `_encoded`."""
     if isinstance(part, list | tuple):
         return {name for each in part for name in _read(each)}
-    return {part["value"]} if isinstance(part, Mapping) and "value" in part else set()
+    if isinstance(part, Mapping):
+        if "value" in part:
+            return {str(part["value"])}
+        _decoded(part, {})
+    return set()
 
 
 def host_graph(

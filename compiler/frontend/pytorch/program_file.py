@@ -205,7 +205,7 @@ class _Program:
         if LOSS in self.kinds:
             found, changed = self.results({**params, **buffers}, inputs)
             specs = self.traced.program.graph_signature.output_specs
-            own = [spec for spec in specs if spec.kind.name != "BUFFER_MUTATION"]
+            own = [spec for spec in specs if spec.kind.name not in (CHANGED, *EFFECTS)]
             given = {
                 spec.target: each
                 for spec, each in zip(own, found, strict=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import LoadError, UsageError
+from shardwright.compiler.frontend.pytorch.transformers import know_classes
 
 if TYPE_CHECKING:
     import torch
@@ -165,13 +166,14 @@ def structure_of(text: str) -> Any:
     """The structure of a text. Raises LoadError for a class that is not registered."""
     from torch.utils import _pytree
 
+    know_classes(text)
     try:
         return _pytree.treespec_loads(text)
     except (NotImplementedError, KeyError, TypeError, ValueError) as error:
         raise LoadError(
             "SW_TORCH_FILE",
             f"a structure of classes that are imported is required, got {error}",
-            hint="import what defines the module's arguments and results (transformers) first",
+            hint="import what defines the module's arguments and results first: transformers",
         ) from error
 
 

@@ -470,10 +470,13 @@ def _is_constant(module: Any, node: torch.fx.Node) -> bool:
 
 def _reason(node: torch.fx.Node) -> str:
     """Why an operator is not compiled; "" where it is."""
+    import torch
+
     if _is_element(node):
         return ""
     if not _has_row(node):
-        return NO_ROW if row_name(node.target) else "no row for it, or for an operator inside"
+        is_operator = isinstance(node.target, torch._ops.OpOverload)
+        return NO_ROW if is_operator else "no row for it, or for an operator inside"
     for value in (node, *node.all_input_nodes):
         reason = _type_reason(value)
         if reason:

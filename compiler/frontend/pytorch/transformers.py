@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
@@ -57,3 +61,16 @@ def _length(config: Any) -> int:
         " say how far inference may reach, not how long a training sample is",
         hint=f"say how many tokens a sample has, for example: plan --seq-len {min(most, 4096)}",
     )
+
+
+_CLASS = re.compile(r"(transformers(?:\.[a-z]\w*)+)\.[A-Z]\w*")
+
+
+def know_classes(text: str) -> None:
+    """Tell torch's pytrees of classes of transformers that a structure's text names; nothing where
+    transformers is not imported, as a file alone is no reason to."""
+    if "transformers" not in sys.modules:
+        return
+    for module in sorted(set(_CLASS.findall(text))):
+        with suppress(ImportError):
+            import_module(module)  # which registers them

@@ -61,6 +61,21 @@ def array_of(tensor: Any) -> np.ndarray[Any, Any]:
     return values.astype(numpy_type(plain.dtype))
 
 
+def fitting_array_of(tensor: Any) -> np.ndarray[Any, Any]:
+    """`array_of`. Raises UsageError for integers that it would cut."""
+    import torch
+
+    if tensor.dtype is torch.int64 and tensor.numel():
+        low, high = (int(found) for found in torch.aminmax(tensor))
+        if low < INT_MIN or high > INT_MAX:
+            raise UsageError(
+                "SW_TORCH_INPUT",
+                f"compiled code requires integers of 32 bits, got {low if low < INT_MIN else high}",
+                hint="no engine has 64 bits: keep such numbers out of what is traced",
+            )
+    return array_of(tensor)
+
+
 def tensor_of(array: np.ndarray[Any, Any], dtype: str) -> Any:
     """The tensor of values that were computed, in a type of torch's by its name."""
     import torch
