@@ -32,4 +32,6 @@ def drawn_by(task: TrainTask, generator: str) -> TrainTask:
             return init(jax.random.key(jax.random.bits(key), impl=generator))
 
     full = task.full_precision and drawn_by(task.full_precision, generator)
-    return replace(task, step=stepped, init=init and begun, full_precision=full)
+    return replace(
+        task, step=stepped, init=init and begun, generator=generator, full_precision=full
+    )

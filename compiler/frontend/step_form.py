@@ -54,7 +54,10 @@ def with_keys(task: TrainTask, fresh: Sequence[str]) -> TrainTask:
     init, count = task.init, len(fresh)
 
     def keys(key: Any) -> tuple[Any, ...]:
-        return tuple(jax.random.fold_in(key, n) for n in range(count))
+        own = (jax.random.fold_in(key, n) for n in range(count))
+        if not task.generator:
+            return tuple(own)
+        return tuple(jax.random.key(jax.random.bits(k), impl=task.generator) for k in own)
 
     def begun(key: Any) -> tuple[Any, ...]:
         assert init is not None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import pytest
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.generator import drawn_by
 from shardwright.compiler.frontend.state import state_tree
+from shardwright.compiler.frontend.step_form import with_keys
 from shardwright.orchestrator.config.config import JobConfig, load
 from shardwright.orchestrator.config.model import resolve_task
 from tests.models import dropout_decoder
@@ -26,6 +29,14 @@ def test_a_step_draws_with_the_generator_that_is_asked_for() -> None:
     assert "random_bits" not in names["threefry2x32"] and "random_bits" in names["rbg"]
     words = [state_tree(one).arrays[-1].shape for one in (task, drawn_by(task, "rbg"))]
     assert words == [(2,), (4,)]
+
+
+def test_fresh_keys_are_of_the_generator_too() -> None:
+    """Keys that a step takes and does not return, which are made outside of its code."""
+    task = replace(dropout_decoder.train_task(), generator="rbg")
+    (key,) = with_keys(task, ["dropout_key"]).init(jax.random.key(0))[-1:]
+    assert str(jax.random.key_impl(key)) == "rbg"
+    assert drawn_by(task, "unsafe_rbg").generator == "unsafe_rbg"
 
 
 def test_first_states_differ_by_the_key_and_not_by_the_call() -> None:
