@@ -445,6 +445,8 @@ DAMAGE: dict[str, Callable[[Any], None]] = {
     "an unknown class": lambda about: about["signature"].update(
         result='[1, {"type": "os.system", "context": null, "children_spec": []}]'
     ),
+    "fewer results": lambda about: about["signature"]["outputs"].pop(),
+    "a changed value of nobody": lambda about: about["signature"].update(changed=[["args_0", "y"]]),
     "other arguments": lambda about: about["parts"][0].update(inputs=[]),
 }
 
