@@ -129,7 +129,8 @@ def _check_names(
         if missing := part.reads - known:
             raise ValueError(f"nothing makes {', '.join(sorted(missing))}")
         known |= part.makes
-    if missing := needed((), signature) - known:
+    changed = {name for _, name in signature.changed}
+    if missing := (needed((), signature) | changed) - known:
         raise ValueError(f"nothing makes {', '.join(sorted(missing))}")
 
 

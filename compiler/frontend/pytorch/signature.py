@@ -201,9 +201,12 @@ def row_of(leaf: Leaf) -> list[Any]:
 
 
 def leaf_of(row: Any) -> Leaf:
-    """A leaf of its row. Raises ValueError, TypeError for another."""
+    """A leaf of its row. Raises ValueError, TypeError for another, and for a type that is none."""
     name, shape, dtype = row
-    return Leaf(str(name), tuple(int(n) for n in shape), str(dtype))
+    found = Leaf(str(name), tuple(int(n) for n in shape), str(dtype))
+    if found.num_bytes < 0:
+        raise ValueError(f"{name} has a size below 0")
+    return found
 
 
 def of_plain(data: Mapping[str, Any]) -> Signature:
@@ -212,7 +215,7 @@ def of_plain(data: Mapping[str, Any]) -> Signature:
     def constant(each: Any) -> Constant | None:
         return Constant(each["constant"]) if isinstance(each, Mapping) else None
 
-    return Signature(
+    made = Signature(
         inputs=tuple(constant(each) or leaf_of(each) for each in data["inputs"]),
         outputs=tuple(constant(each) or str(each) for each in data["outputs"]),
         changed=tuple((str(value), str(name)) for value, name in data["changed"]),
@@ -220,3 +223,6 @@ def of_plain(data: Mapping[str, Any]) -> Signature:
         call=structure_of(str(data["call"])),
         result=structure_of(str(data["result"])),
     )
+    if (made.call.num_leaves, made.result.num_leaves) != (len(made.inputs), len(made.outputs)):
+        raise ValueError("structures have other leaves than there are")
+    return made

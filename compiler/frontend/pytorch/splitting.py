@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, Loc, UsageError
@@ -416,11 +417,23 @@ def traced_module(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
     class Called(torch.nn.Module):  # type: ignore[misc]  # which torch has no types for here
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return module(*args, **kwargs)
+            return function(*args, **kwargs)
 
+    function = _named_forward(module)
     name = getattr(inspect.unwrap(module), "__name__", "function")
     with torch.no_grad():
         return Traced(exported_program(Called(), args, kwargs, name), location(module))
+
+
+def _named_forward(function: Any) -> Any:
+    """A function under the name whose lines torch writes down."""
+    if not isinstance(function, FunctionType):
+        return function
+    code = function.__code__.replace(co_name="forward")
+    parts = function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    made = FunctionType(code, *parts)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 @contextmanager
