@@ -85,7 +85,6 @@ MORE: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
         lambda: (_randn(1, 2, 5, 7),),
     ),
     "AlphaDropout": (lambda: nn.AlphaDropout(), lambda: (_randn(3, 4),)),
-    "CrossMapLRN2d": (lambda: nn.CrossMapLRN2d(3), lambda: (_randn(2, 4, 3, 3),)),
     "Dropout": (lambda: nn.Dropout(), lambda: (_randn(3, 4),)),
     "Dropout1d": (lambda: nn.Dropout1d(), lambda: (_randn(2, 3, 4),)),
     "Dropout2d": (lambda: nn.Dropout2d(), lambda: (_randn(2, 3, 4, 2),)),
@@ -152,6 +151,7 @@ def test_module_with_its_options(name: str, training: bool) -> None:
 ELSEWHERE = {
     "AdaptiveLogSoftmaxWithLoss": "takes the rows of each cluster, a number that depends on values",
     "SyncBatchNorm": "is batch norm of all samples of a step, which ours is",
+    "CrossMapLRN2d": "writes to storages, which torch.export refuses; LocalResponseNorm is equal",
     "DataParallel": "is a strategy's",
     **dict.fromkeys(
         ("Container", "Module", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList"),
