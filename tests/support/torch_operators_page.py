@@ -36,7 +36,8 @@ all that it has, in fp32: values, and gradients of random cotangents, are those 
 that are drawn: shape and type). *row*: the operator has one; *decomposed*: torch makes others of
 it; *refused*: a code, and why; *apart*: not equal, with the reason.
 
-{counts}
+{counts} {absent} more are of GPUs or sparse tensors. A row that is run by none is run by the tests
+of modules and models, or by none.
 
 | operator | comes in as | of which | held |
 |---|---|---|---|
@@ -51,8 +52,16 @@ APART = {
         " gradient goes to all of them"
         for n in (1, 2, 3)
     },
+    "special.polygamma.special_polygamma_n_0": "rounding beside a pole, some 1e-5 of the value",
+    "grid_sampler_2d": "one of 520 gradients is 5e-4 off, in torch's own decomposition",
     "logcumsumexp": "the gradient of torch's own is 3e-3 from that in fp64, this one 4e-7",
 }
+NOT_HERE = (
+    *("jiterator", "as_strided.partial_views", "sparse.", "nn.functional.batch_norm.without_cudnn"),
+    *("torch.ops.aten._flash", "torch.ops.aten._efficient"),
+)
+"""How entries begin that torch itself cannot call here: of GPUs, sparse tensors, or views of memory
+that a copy has not."""
 MOST_ROWS = 4
 
 
@@ -97,8 +106,8 @@ def _reason(why: str) -> str:
     return f"{code}: {got}"[:150].replace("|", "/").replace("\n", " ")
 
 
-def page(found: Mapping[str, Sequence[Outcome]], version: str) -> str:
-    """The page of what came of every entry."""
+def page(found: Mapping[str, Sequence[Outcome]], version: str, total: int) -> str:
+    """The page of what came of every entry, of so many."""
     used = Counter(
         row for outcomes in found.values() for row in {r for o in outcomes for r in o.rows}
     )
@@ -115,7 +124,8 @@ def page(found: Mapping[str, Sequence[Outcome]], version: str) -> str:
     )
     rows = ["## Rows", "", *rows_table(used), ""]
     lines = [operator_line(name, outcomes) for name, outcomes in sorted(found.items())]
-    head = OPERATORS.format(version=version, counts=counts)
+    absent = total - len(found)
+    head = OPERATORS.format(version=version, counts=counts, absent=absent)
     return HEAD + "\n".join(rows) + "\n" + head + "\n".join(lines) + "\n"
 
 
@@ -128,11 +138,9 @@ def main() -> None:
     found = {}
     for name in sorted(entries()):
         print(name, file=sys.stderr)
-        try:
+        if not name.startswith(NOT_HERE):
             found[name] = list(outcomes(name))
-        except Exception as error:  # torch's own, of what this machine has not
-            print(f"{name}: {error}", file=sys.stderr)
-    PAGE.write_text(page(found, torch.__version__.partition("+")[0]))
+    PAGE.write_text(page(found, torch.__version__.partition("+")[0], len(entries())))
 
 
 if __name__ == "__main__":

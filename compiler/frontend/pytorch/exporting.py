@@ -82,7 +82,13 @@ def exported_program(
     """
     import torch
 
-    with called(what or type(module).__name__, hint=_HINT), _refused_for_values(), _quiet(), kept():
+    with (
+        called(what or type(module).__name__, hint=_HINT),
+        _refused_for_values(),
+        _quiet(),
+        kept(),
+        _masks_as_given(),
+    ):
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         if is_whole:  # before torch stumbles over them
             _refuse_types(program.graph_module)
@@ -108,6 +114,24 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def _masks_as_given() -> Iterator[None]:
+    """Let torch.nn's transformers not look whether a mask that they are given is the causal one: it
+    is applied either way, and its values are not known (a private function of torch's)."""
+    from torch.nn.modules import transformer
+
+    name = "_detect_is_causal_mask"
+    found = getattr(transformer, name, None)
+    if found is None:
+        yield
+        return
+    setattr(transformer, name, lambda mask, is_causal=None, size=None: is_causal is True)
+    try:
+        yield
+    finally:
+        setattr(transformer, name, found)
 
 
 _TO_NUMPY = ".numpy() is not supported for tensor subclasses"

@@ -278,8 +278,8 @@ def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
 @ATEN.row("prelu")
 def prelu(x: Any, weight: Any) -> Any:
     """x, or weight x where x is negative; weight [1] or [C] along dim 1."""
-    if weight.size > 1:
-        weight = weight.reshape(1, -1, *[1] * (x.ndim - 2))
+    shape = (1, -1, *[1] * (x.ndim - 2)) if weight.size > 1 else ()
+    weight = weight.reshape(shape)
     return jnp.where(x > 0, x, weight * x)
 
 
