@@ -15,9 +15,8 @@ import numpy as np
 from shardwright.compiler.frontend.pytorch.exporting import export
 from shardwright.compiler.frontend.pytorch.interpreter import (
     Values,
+    checked,
     evaluate,
-    missing,
-    unsupported,
 )
 from shardwright.compiler.frontend.pytorch.training import Training, loss_module
 from shardwright.compiler.frontend.pytorch.types import array_of
@@ -231,10 +230,7 @@ def held(name: str) -> Held:
     whole = loss_module(Training(module=module, batch=batch))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exported = export(whole, (batch,), {}, name)
-    without = missing(exported)
-    if without:
-        raise unsupported(without)
+        exported = checked(export(whole, (batch,), {}, name))
     first = {id(tensor): name for name, tensor in whole.named_parameters()}
     names = {n: first[id(t)] for n, t in whole.named_parameters(remove_duplicate=False)}
     buffers = {n: array_of(t) for n, t in whole.named_buffers(remove_duplicate=False)}
