@@ -51,13 +51,16 @@ def with_keys(task: TrainTask, fresh: Sequence[str]) -> TrainTask:
     """The task with a typed key for each of `fresh` in its state."""
     import jax
 
+    from shardwright.compiler.frontend.generator import implementation  # which takes tasks
+
     init, count = task.init, len(fresh)
 
     def keys(key: Any) -> tuple[Any, ...]:
         own = (jax.random.fold_in(key, n) for n in range(count))
         if not task.generator:
             return tuple(own)
-        return tuple(jax.random.key(jax.random.bits(k), impl=task.generator) for k in own)
+        impl = implementation(task.generator)
+        return tuple(jax.random.key(jax.random.bits(k), impl=impl) for k in own)
 
     def begun(key: Any) -> tuple[Any, ...]:
         assert init is not None

@@ -57,7 +57,7 @@ class TrainTask:
     and keys that it does not return, and return the same in another way: `step_form.py` finds what
     is what, unless it is said. `arguments` is what the step takes, in order: names of the state's
     parts, "batch", or pieces of it ("batch/x"); any other name is a key, a fresh one per step.
-    `generator` is what draws with such keys (a name of `jax_default_prng_impl`; "": jax's own).
+    `generator` is what draws with such keys (`generator.py`; "": jax's own choice).
     `results` names what it returns, a tuple ("params", "opt_state", "metrics"), and `loss` is the
     path of the loss among the metrics. `fresh_keys` are the parts of the state that are such keys.
     `init(key) -> state` (a tuple) draws the first state from a `jax.random.key`. Without it the

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.generator import MACHINE
 from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
@@ -419,6 +420,7 @@ def train_task(training: Training, real: Callable[[], Training] | None = None) -
         batch=leaves.shapes,
         batches=batches,
         state_names=STATE,
+        generator=MACHINE,  # as torch leaves it to its device
         arguments=(*STATE, BATCH, *([KEY] if step.draws else [])),
         roles=step.roles(),
         samples=leaves.samples,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.generator import WORD
 from shardwright.compiler.frontend.rules.registry import Scope, Site, Values, imports
 from shardwright.compiler.frontend.rules.trip_count import (
     Counter,
@@ -29,7 +30,10 @@ def call(site: Site) -> Values:
 
 @imports("stablehlo.composite")
 def composite(site: Site) -> Values:
-    """A composite is its decomposition."""
+    """A composite is its decomposition, but for a word of the machine's generator."""
+    if site.op.attributes["name"].value == WORD:
+        counter, key = site.operands
+        return (site.make.op("random_bits", counter, key),)
     return site.importer.call(site, site.op.attributes["decomposition"].value)
 
 
