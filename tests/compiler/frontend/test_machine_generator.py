@@ -1,4 +1,4 @@
-"""The machine's generator as keys of JAX: its numbers are the same on a CPU as from compiled code."""
+"""The machine's generator as keys of JAX: a CPU draws the numbers that compiled code draws."""
 
 from __future__ import annotations
 
