@@ -64,7 +64,9 @@ def export(
 ) -> Exported:
     """The graph of a module's call; `what` is how messages call it. Raises UsageError, as
     `exported_program`."""
-    return exported_of(exported_program(module, args, kwargs, what, is_whole=True))
+    program = exported_program(module, args, kwargs, what, is_whole=True)
+    _take_rows_apart(program.graph_module.graph)
+    return exported_of(program)
 
 
 def exported_program(
@@ -193,6 +195,35 @@ def _stop_gradients(graph: torch.fx.GraphModule) -> None:
         if isinstance(child, torch.fx.GraphModule):
             _stop_gradients(child)
     graph.recompile()
+
+
+_PRODUCTS = {"mm.default": 0, "addmm.default": 1}
+"""Products of matrices -> the place of what has the rows."""
+_VIEWS = ("view.default", "reshape.default", "_unsafe_view.default")
+
+
+def _take_rows_apart(graph: torch.fx.Graph) -> None:
+    """Multiply samples and positions as they are, where code merges them to the rows of a matrix
+    and takes them apart behind the product (`Conv1D` of transformers): merged, ranks that share
+    positions would have to gather them. The product's row takes more than two dims, too."""
+    for node in list(graph.nodes):
+        place = _PRODUCTS.get(row_name(node.target))
+        merged = node.args[place] if place is not None else None
+        if merged is None or row_name(merged.target) not in _VIEWS:
+            continue
+        rows = merged.args[0].meta["val"].shape
+        made = (*rows[:-1], node.meta["val"].shape[-1])
+        is_apart = [
+            row_name(u.target) in _VIEWS and u.meta["val"].shape == made for u in node.users
+        ]
+        if merged.meta["val"].shape[-1] != rows[-1] or not is_apart or not all(is_apart):
+            continue
+        views = list(node.users)
+        node.update_arg(place, merged.args[0])
+        node.meta["val"] = views[0].meta["val"]
+        for view in views:
+            view.replace_all_uses_with(node)
+            graph.erase_node(view)
 
 
 def operators(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, Any]]:
