@@ -35,5 +35,5 @@ def test_a_plan_of_a_published_model(name: str, tmp_path: Path) -> None:
     job = load(None, [entry, *axes, f"cluster.instances={instances}", f"cache.dir={tmp_path}"])
     report = plan_cache.plan(job)
     print(name, report["timing"]["step_time_s"], report["memory"]["peak_bytes"] / 2**30)
-    assert report["graph"]["parameters"] == PARAMETERS[name]
+    assert report["graph"]["params"] == PARAMETERS[name]
     assert report["memory"]["fits"] and 0 < report["timing"]["mfu"] < 1
