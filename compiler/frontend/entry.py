@@ -63,7 +63,9 @@ def load_task(
             "SW_ENTRY",
             f"[model] entry {entry} requires a function returning a TrainTask or a torch.nn.Module,"
             f" got {type(task).__name__}",
-            hint="from shardwright import TrainTask",
+            hint="return what the function makes"
+            if task is None
+            else "from shardwright import TrainTask",
         )
     return task
 

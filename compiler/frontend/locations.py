@@ -41,7 +41,7 @@ _OWN = ("compiler", "collectives", "orchestrator", "sharding", "sim_cluster")
 _ROOT = os.path.join(Path(__file__).resolve().parents[2], "")  # the folder of all of them
 _INSTALLED = re.compile(r".*?[/\\](?:site|dist)-packages[/\\]")
 """Where packages lie, of this interpreter, of a user, or of another that a path leads to."""
-_FROZEN = "<frozen "  # Python's own machinery of imports
+_NOWHERE = "<"  # of code in no file: Python's own machinery of imports, what a library wrote
 _TRACERS = ("capture.py", "state.py", "train_step.py")
 _CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in _TRACERS}
 _MODELS = "orchestrator/models/"  # below the root; their code counts as the user's
@@ -149,7 +149,7 @@ def _shown(file: str, base: str) -> tuple[str, bool]:
     if _CELL.search(file):
         return CELL_FILE, False
     path = _real(file)
-    if path.startswith(_FROZEN):
+    if path.startswith(_NOWHERE) and path != MODULE_FILE:
         return path, True
     if _is_below(_OWN, path):
         return "pkg:" + _posix(path, _ROOT), _is_ours(path)

@@ -8,9 +8,11 @@ number of samples is another graph.
 
 from __future__ import annotations
 
+import io
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +61,19 @@ class Exported:
         return frozenset(name for node, (_, name) in rows if node.users)
 
 
+_HINT = "torch.export traces a module without values: its documentation says what it takes"
+
+
 def export(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], what: str = ""
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    what: str = "",
+    hint: str = _HINT,
 ) -> Exported:
-    """The graph of a module's call; `what` is how messages call it. Raises UsageError, as
-    `exported_program`."""
-    program = exported_program(module, args, kwargs, what, is_whole=True)
+    """The graph of a module's call; `what` is how messages call it, `hint` what they say to do
+    where its code fails. Raises UsageError, as `exported_program`."""
+    program = exported_program(module, args, kwargs, what, hint, is_whole=True)
     _take_rows_apart(program.graph_module.graph)
     return exported_of(program)
 
@@ -74,6 +83,7 @@ def exported_program(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     what: str = "",
+    hint: str = _HINT,
     is_whole: bool = False,
 ) -> torch.export.ExportedProgram:
     """A module's call as torch exports it, of the operators of the table. Of one that is compiled
@@ -85,7 +95,7 @@ def exported_program(
     import torch
 
     with (
-        called(what or type(module).__name__, hint=_HINT),
+        called(what or type(module).__name__, hint=hint),
         _refused_for_values(),
         _quiet(),
         kept(),
@@ -107,15 +117,18 @@ def decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedPr
     return program
 
 
-_HINT = "torch.export traces a module without values: its documentation says what it takes"
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings of torch's own code about its own code."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Without the warnings of torch's own code about its own code, and without its log and its
+    graph of what could not be exported, which is told in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

@@ -139,6 +139,12 @@ def _scalar(loss: Any) -> Any:
     )
 
 
+_NO_LOSS = (
+    "no loss was given, so the module is called with all of the batch and returns its loss: return"
+    " one beside the module where the batch has a target"
+)
+
+
 @dataclass(frozen=True)
 class _Step:
     """A training step of a module, as a function of arrays."""
@@ -185,7 +191,8 @@ class _Step:
         row."""
         if samples not in self.graphs:
             batch = self.leaves.batch(samples)
-            found = checked(export(self.module, (batch,), {}, self.training.name))
+            hint = {"hint": _NO_LOSS} if self.training.loss is None else {}
+            found = checked(export(self.module, (batch,), {}, self.training.name, **hint))
             renamed = tuple(
                 (kind, self.names[name] if kind in (PARAMETER, BUFFER) else name)
                 for kind, name in found.arguments
@@ -344,6 +351,12 @@ class Leaves:
         """How many samples a batch has, the size of dim 0 of its first leaf."""
         return int(next(iter(batch[name] for name in self.tensors)).shape[0])
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sample: the positions of the first leaf of whole numbers that has some."""
+        lines = (t for t in self.tensors.values() if t.ndim == 2 and not t.is_floating_point())
+        return next((int(line.shape[1]) for line in lines), 1)
+
     def ordered(self, batch: Mapping[str, Any]) -> list[Any]:
         """The leaves of a batch in the order of the example."""
         return [batch[name] for name in self.tensors]
@@ -412,7 +425,6 @@ def train_task(training: Training, real: Callable[[], Training] | None = None) -
         own = leaves if real is None else Leaves.of(real().batch)
         return repeated(own.values(), samples, 0)
 
-    shape = next(iter(leaves.tensors.values())).shape
     return TrainTask(
         step=step.step,
         init=step.init,
@@ -424,6 +436,6 @@ def train_task(training: Training, real: Callable[[], Training] | None = None) -
         arguments=(*STATE, BATCH, *([KEY] if step.draws else [])),
         roles=step.roles(),
         samples=leaves.samples,
-        tokens_per_sample=int(shape[1]) if len(shape) == 2 else 1,
+        tokens_per_sample=leaves.tokens,
         name=training.name or type(training.module).__name__,
     )
