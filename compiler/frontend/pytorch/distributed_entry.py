@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,18 @@ def from_function(entry: str, folder: Path, world_size: int, asked_by: str) -> D
                 if error.code == "SW_TASK_RAISED" and not isinstance(mode, nullcontext):
                     continue
                 raise
-            return recording.distribution(_module_of(made, entry, asked_by))
+            said = recording.distribution(_module_of(made, entry, asked_by))
+            return replace(said, samples=_samples_of(made))
     raise AssertionError("the second call returns or raises")
+
+
+def _samples_of(made: Any) -> int:
+    """The samples of the batch among what a function returned, 0 without one."""
+    from shardwright.compiler.frontend.pytorch.entry import makes_module, training_of
+    from shardwright.compiler.frontend.pytorch.training import Leaves
+
+    training = training_of(made) if makes_module(made) else None
+    return Leaves.of(training.batch).samples if training and training.batch is not None else 0
 
 
 def _module_of(made: Any, entry: str, asked_by: str) -> Any:

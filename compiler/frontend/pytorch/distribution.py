@@ -159,7 +159,8 @@ class Distribution:
 
     `modules` are the paths of all modules in the order of the model, empty where only names are
     known; `lists` those that hold layers in a row (ModuleList, Sequential, ModuleDict), with how
-    many.
+    many. `samples` are those of the batch that the code gives beside the model, which in PyTorch is
+    one of a process; 0 where it gives none.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -171,6 +172,7 @@ class Distribution:
     others: tuple[Other, ...] = ()
     lists: tuple[tuple[str, int], ...] = ()
     modules: tuple[str, ...] = ()
+    samples: int = 0
     mesh_loc: Loc = UNKNOWN_LOC
 
     @property
@@ -222,8 +224,9 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def pattern_of(path: str) -> str:
-    """A path with `*` for its numbers: what the same module of every layer has in common."""
-    return _NUMBER.sub("*", path)
+    """A path with `*` for the number of its layer, the first: what the same module of every layer
+    has in common. Numbers below are those of modules in a Sequential, which differ."""
+    return _NUMBER.sub("*", path, count=1)
 
 
 def matches(pattern: str, path: str) -> bool:

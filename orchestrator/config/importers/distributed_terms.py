@@ -47,7 +47,17 @@ def terms_of(said: Distribution) -> tuple[Term, ...]:
             " got none",
             hint="call the function that distributes the model, and return the model",
         )
-    parts = (_mesh, _strategy, unit_terms, _replicas, _parallel, _recompute, _pipeline, _others)
+    parts = (
+        _mesh,
+        _strategy,
+        unit_terms,
+        _replicas,
+        _parallel,
+        _recompute,
+        _pipeline,
+        _batch,
+        _others,
+    )
     return tuple(row for part in parts for row in part(said))
 
 
@@ -256,6 +266,17 @@ def _recompute(said: Distribution) -> Iterator[Term]:
             loc=found[0].loc,
             keys={"strategy.remat": remat},
             why=why,
+        )
+
+
+def _batch(said: Distribution) -> Iterator[Term]:
+    """The batch of a process: one micro-batch, unless a pipeline says how many it makes of it."""
+    if said.samples and not (said.pipeline and said.pipeline.micro_batches):
+        yield Term(
+            term="batch of a process",
+            said=f"{said.samples} samples",
+            loc=said.mesh_loc,
+            keys={"strategy.micro_batch": said.samples},
         )
 
 

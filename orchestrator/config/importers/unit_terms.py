@@ -200,6 +200,15 @@ def _units_beside(said: Distribution, by_place: _Units) -> Iterator[Term]:
             root = by_place.beside[-1]
             told = "holds no weight of its own"
             yield Term(term="fully_shard of the model", said=told, loc=root.loc, does="the same")
+        elif said.modules:
+            yield Term(
+                term="fully_shard of the model",
+                said="none",
+                loc=said.units[-1].loc,
+                does="one unit of what no other holds",
+                why="without it PyTorch keeps those parameters whole and does not reduce their"
+                " gradients",
+            )
         return
     loc = beside[-1].loc
     names = "; ".join(map(_names, beside))
