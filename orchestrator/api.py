@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -18,8 +18,6 @@ from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.train_step import StepSettings, TrainStep
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.config import JobConfig
-from shardwright.sharding.partition.mesh import DATA_AXES
-from shardwright.sharding.settings import MANUAL
 
 if TYPE_CHECKING:
     from shardwright.compiler.frontend.hook import Hooked
@@ -122,6 +120,8 @@ def plan(asked: Job | TrainTask | Callable[..., Any], *example: Any, **settings:
     if isinstance(asked, TrainTask):
         task, resolved = asked, _job_of_task(settings)
         if not BATCH & settings.keys():
+            from shardwright.orchestrator.config.layout import with_samples
+
             resolved = with_samples(resolved, task.samples)
     else:
         resolved = _job(asked, settings)
@@ -215,18 +215,6 @@ def _job_of_task(settings: Mapping[str, object]) -> JobConfig:
 
 BATCH = {f"strategy__{name}" for name in ("micro_batch", "global_batch", "global_batch_tokens")}
 """Settings that say how many samples a step has."""
-
-
-def with_samples(job: JobConfig, samples: int) -> JobConfig:
-    """The job with a batch of as many samples, if its data-parallel ranks share them evenly."""
-    from shardwright.orchestrator.config.layout import layout_of
-
-    if job.strategy.name == MANUAL:  # whose mesh is the step's
-        return job
-    each, rest = divmod(samples, layout_of(job).mesh.size(DATA_AXES))
-    if rest or not each:
-        return job
-    return replace(job, strategy=replace(job.strategy, micro_batch=each))
 
 
 def _job(asked: Job, settings: Mapping[str, object]) -> JobConfig:

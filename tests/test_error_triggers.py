@@ -24,9 +24,14 @@ class InProcess(isolated.Reader):
     """The reader without its child: forty modules are read by one process."""
 
     def read(
-        self, data: bytes, base_dir: str, profile: Profile, name: str = ""
+        self,
+        data: bytes,
+        base_dir: str,
+        profile: Profile,
+        name: str = "",
+        as_step: bool = False,
     ) -> tuple[Graph, Module]:
-        answer = isolated._answer(data, base_dir, profile.version)
+        answer = isolated._answer(data, base_dir, profile.version, as_step)
         if "error" in answer:
             raise isolated._error_of(answer["error"], name, answer["notes"])
         return isolated.read_answer(answer, name)

@@ -30,7 +30,7 @@ from shardwright.sharding.partition.mesh import (
     check_product,
     parse_mesh,
 )
-from shardwright.sharding.settings import AUTO, StrategySettings
+from shardwright.sharding.settings import AUTO, MANUAL, StrategySettings
 from shardwright.sharding.strategies.registry import default_axes
 from shardwright.sim_cluster.timing.contention import DEFAULT_PACKETS, Packets
 from shardwright.sim_cluster.timing.faults import NO_FAULTS, Faults
@@ -205,3 +205,14 @@ def remeshed(job: JobConfig, layout: Layout, mesh: Mesh, notes: tuple[Diagnostic
     the placement does not name its axes."""
     _check_placement(job, layout.topology, mesh)
     return dataclasses.replace(layout, mesh=mesh, findings=notes)
+
+
+def with_samples(job: JobConfig, samples: int) -> JobConfig:
+    """The job with a batch of as many samples, if its data-parallel ranks share them evenly."""
+    if job.strategy.name == MANUAL:  # whose mesh is the step's
+        return job
+    each, rest = divmod(samples, layout_of(job).mesh.size(DATA_AXES))
+    if rest or not each:
+        return job
+    strategy = dataclasses.replace(job.strategy, micro_batch=each)
+    return dataclasses.replace(job, strategy=strategy)

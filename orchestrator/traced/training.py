@@ -40,10 +40,11 @@ def run(training: Training, mesh: Any, settings: Mapping[str, object]) -> Report
     """The step of a script in values and in time. Raises as `api.run`; UsageError for objects that
     no other process can be given."""
     from shardwright.orchestrator import api
+    from shardwright.orchestrator.config.layout import with_samples
 
     given = _with_mesh(mesh, settings)
     if not api.BATCH & given.keys():
-        job = api.with_samples(api.job(None, **given), train_task(training).samples)
+        job = with_samples(api.job(None, **given), train_task(training).samples)
         given["strategy__micro_batch"] = job.strategy.micro_batch
     with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
         folder = Path(name)
