@@ -17,6 +17,7 @@ from shardwright.compiler.diagnostics import ExecutionError
 from shardwright.orchestrator.service.process_backend import start_worker
 
 _PATIENCE_S = 5.0  # for Ray to end its own processes, before they are killed
+_STARTS = 2  # Ray gives up on a node that is not there after 30 s, which a busy host may need
 
 
 class RayHead:
@@ -28,16 +29,24 @@ class RayHead:
 
     def address(self) -> str:
         """Where to join it, once it runs. Raises ExecutionError (SW_RAY_START)."""
+        for _again in range(_STARTS - 1):
+            with suppress(EOFError, OSError):
+                return self._told()
+            self._worker.end()
+            self._worker = start_worker(__name__, self.cpus)
         try:
-            address = self._worker.connection.recv()
+            return self._told()
         except (EOFError, OSError):
             code = self._worker.process.wait()
             raise ExecutionError(
                 "SW_RAY_START",
-                f"a Ray of this host requires a process that starts it, which ended with exit code"
-                f" {code}",
-                hint="see what it prints on stderr; `--executor process` needs no Ray",
+                f"a Ray of this host requires a process that starts it, and each of {_STARTS} ended,"
+                f" the last one with exit code {code}",
+                hint="see what they print on stderr; `--executor process` needs no Ray",
             ) from None
+
+    def _told(self) -> str:
+        address = self._worker.connection.recv()
         assert isinstance(address, str)
         return address
 

@@ -19,6 +19,7 @@ from shardwright.compiler.diagnostics import ExecutionError
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.service import ray_head, ray_session
 from shardwright.orchestrator.service.executor import WorkUnit
+from shardwright.orchestrator.service.process_backend import start_worker
 from shardwright.orchestrator.service.ray_backend import RayExecutor
 from shardwright.orchestrator.service.ray_session import RaySession
 from tests.support.small_job import build_on, bundle_bytes, bundle_of, small_llama, write_job
@@ -150,6 +151,19 @@ def test_a_ray_that_does_not_start_is_an_error_and_leaves_nothing(
     with pytest.raises(ExecutionError, match="exit code 1") as caught:
         RayExecutor(1)
     assert caught.value.code == "SW_RAY_START"
+    assert (RaySession.users, RaySession.is_ours) == (0, False)
+
+
+@pytest.mark.matrix
+def test_a_ray_that_does_not_start_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray gives up on its own node after half a minute, which a busy host may need."""
+    modules = iter(["shardwright.orchestrator.no_such_module", ray_head.__name__])
+    monkeypatch.setattr(
+        ray_head, "start_worker", lambda _module, cpus: start_worker(next(modules), cpus)
+    )
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    RayExecutor(1).close()
+    assert next(modules, None) is None
     assert (RaySession.users, RaySession.is_ours) == (0, False)
 
 
