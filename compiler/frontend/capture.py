@@ -31,7 +31,7 @@ from shardwright.compiler.frontend.programs import (
     manual_parts,
     used_arguments,
 )
-from shardwright.compiler.frontend.roles import Use, check_parameters, roles_of
+from shardwright.compiler.frontend.roles import UNCHANGED_ROLES, Use, check_parameters, roles_of
 from shardwright.compiler.frontend.state import array_step, state_tree
 from shardwright.compiler.frontend.step_form import normal
 from shardwright.compiler.frontend.task import TrainTask
@@ -99,9 +99,9 @@ def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Ca
     loss = len(after) + [info.name for info in measured].index(f"metrics/{task.mode.result}")
     uses = _uses(traced.jaxpr, len(before), loss)
     roles = _roles(task, before, tree.keys, uses)
-    frozen = [n for n, role in enumerate(roles) if role == "frozen"]
-    if not all(is_returned(traced.jaxpr, n) for n in frozen):
-        kept = jax.jit(array_step(task, tree, kept=frozen), keep_unused=True)
+    unchanged = [n for n, role in enumerate(roles) if role in UNCHANGED_ROLES]
+    if not all(is_returned(traced.jaxpr, n) for n in unchanged):
+        kept = jax.jit(array_step(task, tree, kept=unchanged), keep_unused=True)
         traced = _traced(task, kept, tree.arrays, batch_size, base_dir)
     state = [
         replace(info, role=role, batch_dim=task.cache_dims.get(info.name))

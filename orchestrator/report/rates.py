@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from shardwright.compiler.frontend.roles import UNCHANGED_ROLES
 from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.ir.analysis import flops
 from shardwright.compiler.ir.opdef import OPS
@@ -30,7 +31,6 @@ from shardwright.sharding.indices.dims import reached
 
 SERVED = 1
 TRAINED = 3  # a backward pass has two contractions per contraction of the forward pass
-FROZEN = "frozen"
 CAUSAL, FULL, NO_ATTENTION = "causal", "full", "none"
 
 
@@ -85,7 +85,7 @@ def passes_of(forward: Graph, roles: Sequence[str], mode: Mode) -> Callable[[Op]
     if not mode.trains:
         return lambda op: SERVED
     given = list(zip(roles, forward.inputs, strict=False))
-    by_frozen = reached(forward, [v for role, v in given if role == FROZEN])
+    by_frozen = reached(forward, [v for role, v in given if role in UNCHANGED_ROLES])
     without = by_frozen - reached(forward, [v for role, v in given if role == "parameter"])
     return lambda op: TRAINED - sum(v in without for v in op.operands[:2])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwright.collectives.placement import place_mesh, where
 from shardwright.compiler.diagnostics import Diagnostic
-from shardwright.compiler.frontend.roles import WEIGHT_ROLES
+from shardwright.compiler.frontend.roles import PARAMETER_ROLES
 from shardwright.compiler.ir.analysis import count_ops
 from shardwright.compiler.isa.program import Call, Function, Program, Repeat
 from shardwright.compiler.linking.budget import count_instructions
@@ -134,7 +134,7 @@ def graph_section(built: Built) -> Facts:
     if model := built.model:
         pairs = zip(model.inputs, model.graph.inputs, strict=True)
         weights = [(slot.role, value.type) for slot, value in pairs]
-    counted = {r: sum(t.num_elements for role, t in weights if role == r) for r in WEIGHT_ROLES}
+    counted = {r: sum(t.num_elements for role, t in weights if role == r) for r in PARAMETER_ROLES}
     return {
         "name": built.name,
         "ops": count_ops(built.graph),

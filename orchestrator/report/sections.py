@@ -194,6 +194,7 @@ def own_step(report: Report) -> Said:
 _ROLE_TEXT = {
     "parameter": "parameters",
     "frozen": "frozen",
+    "constant": "constant",
     "optimizer": "optimizer",
     "cache": "cache",
     "rng": "random numbers",

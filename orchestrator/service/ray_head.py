@@ -40,7 +40,7 @@ class RayHead:
             code = self._worker.process.wait()
             raise ExecutionError(
                 "SW_RAY_START",
-                f"a Ray of this host requires a process that starts it, and each of {_STARTS} ended,"
+                f"a Ray of this host requires a process that starts it, and {_STARTS} ended,"
                 f" the last one with exit code {code}",
                 hint="see what they print on stderr; `--executor process` needs no Ray",
             ) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardwright.compiler.frontend.roles import STATE_ROLES, WEIGHT_ROLES
+from shardwright.compiler.frontend.roles import PARAMETER_ROLES, STATE_ROLES, WEIGHT_ROLES
 from shardwright.compiler.ir.types import Value
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.partition.spec import num_shared
@@ -74,8 +74,9 @@ def _place_parameters(step: Decisions) -> None:
         used = step.layout.of(value)
         named = f"{'*'.join(step.free_axes(used))}={ways}"
         if ways == 1:
-            kept = step.zero and slot.role == "frozen" and step.free_axes(used)
-            step.place(slot, value, used, _kept(step) if kept else "one shard")
+            free = step.zero and step.free_axes(used)
+            kept = free and {"frozen": _kept(step), "constant": "a constant"}.get(slot.role)
+            step.place(slot, value, used, kept or "one shard")
         elif value not in chosen:
             _replicate(step, slot, value, f"no dim divides by {named}")
         elif step.zero < WEIGHTS:
@@ -88,8 +89,11 @@ def _place_parameters(step: Decisions) -> None:
 
 def _ways(step: Decisions, slot: Slot, value: Value) -> int:
     """Over how many ranks a weight is spread. Before stage 3 it only says how its gradient and its
-    optimizer state lie; a frozen one has neither."""
-    is_spread = step.zero >= (WEIGHTS if slot.role == "frozen" else 1)
+    optimizer state lie; a frozen one has neither. Constants are nobody's shards, as FSDP leaves the
+    buffers of a module."""
+    is_spread = slot.role in PARAMETER_ROLES and step.zero >= (
+        WEIGHTS if slot.role == "frozen" else 1
+    )
     return step.mesh.size(step.free_axes(step.layout.of(value))) if is_spread else 1
 
 

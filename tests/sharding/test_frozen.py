@@ -4,11 +4,13 @@ gathered as they are stored, and neither reduced nor written.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import jax.numpy as jnp
 import pytest
 
+from shardwright.compiler.frontend.roles import UNCHANGED_ROLES
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS, TRAFFIC
 from shardwright.compiler.ir.types import Graph, Op
@@ -44,9 +46,16 @@ TASKS = {
     "int8": lambda: lora_steps.separate("int8"),
     "int8 kept": lambda: lora_steps.separate("int8", remat=False),
     "masked": lora_steps.masked,
+    "constant": lambda: replace(lora_steps.separate(), roles={"base": "constant"}),
 }
 CELLS = [(task, mesh) for task in TASKS for mesh in MESHES]
-QUICK = [("int8", "fsdp"), ("bfloat16", "fsdp tp"), ("masked", "zero 2"), ("float32", "pp")]
+QUICK = [
+    ("int8", "fsdp"),
+    ("bfloat16", "fsdp tp"),
+    ("masked", "zero 2"),
+    ("float32", "pp"),
+    ("constant", "fsdp"),
+]
 MATRIX = [("int8", "pp tp"), ("int8 kept", "fsdp kept"), ("bfloat16", "hsdp"), ("int8", "tp")]
 
 
@@ -94,7 +103,7 @@ def collectives(graph: Graph) -> list[Op]:
 def assert_nothing_of_frozen_moves_but_gathers(plan: Plan) -> None:
     """No sum over ranks of the shape of a frozen matrix or of all layers of it, no buffer for its
     gradient, and no program that writes it."""
-    frozen = {b.name for b in plan.step.buffers.values() if b.role == "frozen"}
+    frozen = {b.name for b in plan.step.buffers.values() if b.role in UNCHANGED_ROLES}
     sizes = {WIDTH * INNER, VOCAB * WIDTH, LAYERS * WIDTH * INNER}
     assert frozen
     for program in plan.step.programs:
@@ -165,6 +174,18 @@ def test_before_stage_three_frozen_weights_are_whole(stage: int) -> None:
     assert found["frozen"] == 4 * 2 * (LAYERS * WIDTH * INNER + VOCAB * WIDTH)
     assert found["parameters"] == 4 * ADAPTERS
     assert found["optimizer"] == 2 * 4 * ADAPTERS // (4 if stage else 1) + COUNTS
+
+
+def test_every_rank_has_constants_whole() -> None:
+    """As FSDP leaves the buffers of a module, which are none of its parameters."""
+    plan = planned("constant", "fsdp")
+    names = {slot.name for slot in plan.step.buffers.values() if slot.role == "constant"}
+    assert len(names) == 4
+    found = bytes_by_category("constant", "fsdp")
+    assert found["other"] >= 4 * 2 * (LAYERS * WIDTH * INNER + VOCAB * WIDTH)
+    assert "frozen" not in found and found["parameters"] == 4 * ADAPTERS // 4
+    gathered = {op.result.type for p in plan.step.programs for op in collectives(p.graph)}
+    assert WIDTH * INNER not in {kind.num_elements for kind in gathered}
 
 
 def build_zero(stage: int) -> Plan:

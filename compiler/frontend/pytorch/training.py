@@ -289,11 +289,11 @@ class _Step:
         return False
 
     def roles(self) -> dict[str, str]:
-        """Buffers that a step changes are kept as an optimizer's state is, others are frozen."""
+        """Buffers that a step changes are kept as an optimizer's state is."""
         _, buffers = self.tensors()
         changed = set(self.exported(self.leaves.samples).results)
         return {
-            f"{BUFFERS}/{name}": "optimizer" if name in changed else "frozen" for name in buffers
+            f"{BUFFERS}/{name}": "optimizer" if name in changed else "constant" for name in buffers
         }
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.compiler.frontend.roles import UNCHANGED_ROLES
 from shardwright.compiler.ir.types import Graph, Value
 from shardwright.sharding.partition.partitioned import Slot
 from shardwright.sharding.prepare.reroll.emit import Emitter
@@ -72,12 +73,13 @@ def reroll(graph: Graph, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Rer
 
 
 def _of_no_layer(slots: Mapping[Value, Slot]) -> Iterator[Value]:
-    """The inputs that no layer owns: the batch, and frozen leaves with too few like them to be one
-    per layer, as the frequencies of rotary positions that a module keeps in a buffer.
+    """The inputs that no layer owns: the batch, and leaves that no step changes with too few like
+    them to be one per layer, as frequencies of rotary positions in a module's buffer.
     """
     alike = Counter(value.type for value in slots)
     for value, slot in slots.items():
-        if slot.role == "batch" or (slot.role == "frozen" and alike[value.type] < MIN_REPEATS):
+        shared = slot.role in UNCHANGED_ROLES and alike[value.type] < MIN_REPEATS
+        if shared or slot.role == "batch":
             yield value
 
 
