@@ -144,6 +144,9 @@ def _values(report: Report) -> Said:
                 f" {draws['times']}th of it to the unsharded step, in one of {draws['samples']}"
                 " draws",
             )
+        if lost := numerics["undecided"]:
+            few = sections.first_few(lost)
+            yield "", f"no digits to compare, rounding alone changes all of {few}"
     if (worst := numerics["worst_l0"]) is not None:
         yield "", f"instructions (L0) from kernels (L1): {_apart(worst)}"
 

@@ -161,8 +161,7 @@ def imported(report: Report) -> Said:
         return
     name = section["file"].rpartition("/")[2]
     unknown = [f"{row['field']} (line {row['line']})" for row in section["unknown"]]
-    more = f" and {len(unknown) - MOST_PATHS} more" if len(unknown) > MOST_PATHS else ""
-    told = f": {', '.join(unknown[:MOST_PATHS])}{more}" if unknown else ""
+    told = f": {first_few(unknown)}" if unknown else ""
     what = "terms" if "terms" in section else "fields"
     text = (
         f"{section['project']} {name}: {len(section['read'])} {what} read,"
@@ -177,12 +176,15 @@ def roles(report: Report) -> Said:
     model = report["job"]["model"]
     if model["preset"] or model["config"] or model["recipe"]:
         return
-    told = []
-    for row in report["graph"]["roles"]:
-        more = len(row["paths"]) - MOST_PATHS
-        few = ", ".join(row["paths"][:MOST_PATHS]) + (f" and {more} more" if more > 0 else "")
-        told.append(f"{_ROLE_TEXT[row['role']]} {few}")
+    rows = report["graph"]["roles"]
+    told = (f"{_ROLE_TEXT[row['role']]} {first_few(row['paths'])}" for row in rows)
     yield "roles", "; ".join(told)
+
+
+def first_few(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def own_step(report: Report) -> Said:
@@ -199,7 +201,7 @@ _ROLE_TEXT = {
     "cache": "cache",
     "rng": "random numbers",
 }
-MOST_PATHS = 3  # of a role that the screen names (our choice)
+MOST_NAMED = 3  # leaves or fields in a line of the screen (our choice)
 
 
 def logical_cores(report: Report) -> Said:

@@ -221,6 +221,7 @@ _NUMERICS = _open(
         "draws and what an effect is multiplied by, or null", _open({_INTEGER: "samples times"})
     ),
     l0=Entries(MAYBE),
+    undecided=several(TEXT),
 )
 WHATIF = _open(
     {_TEXTS: "left"}, {"stored_s": TIME}, tried=Items(_open({TEXT: "change status", FLAG: "helps"}))

@@ -44,6 +44,8 @@ Leaves = Mapping[str, np.ndarray]
 
 FP32_BOUND = 1e-5
 BF16_BOUND = 1e-2
+NO_DIGITS = 1.0
+"""An allowed error as large as what is compared."""
 SAMPLES = 3
 """Draws of the roundings of one step; their largest effect counts."""
 
@@ -104,7 +106,8 @@ def differences(
     values: Leaves, losses: Sequence[float], reference: Reference, rounding: Rounding | None = None
 ) -> tuple[Difference, Difference]:
     """The worst leaf after one step, and the worst loss of a step, by their shares of what they are
-    allowed. Without `rounding` that is the bound."""
+    allowed. Without `rounding` that is the bound. A leaf without digits (`undecided`) is the worst
+    only where it is outside even of that, or where there is no other."""
     effects = rounding or Rounding({}, (0.0,) * len(losses))
 
     def compared(name: str, given: np.ndarray, wanted: np.ndarray, effect: float) -> Difference:
@@ -121,8 +124,14 @@ def differences(
         compared(_step(n), np.asarray(given), np.asarray(wanted), effect)
         for n, (given, wanted, effect) in enumerate(pairs, start=1)
     ]
-    share = attrgetter("share")
-    return max(leaves, key=share), max(steps, key=share)
+    worst = max(leaves, key=lambda leaf: (leaf.share > 1 or leaf.allowed < NO_DIGITS, leaf.share))
+    return worst, max(steps, key=attrgetter("share"))
+
+
+def undecided(reference: Reference, rounding: Rounding | None) -> list[str]:
+    """The leaves that no two correct runs agree on: rounding alone changes all of them."""
+    effects = rounding.leaves.items() if rounding else ()
+    return [name for name, effect in effects if allowed(reference.bound, effect) >= NO_DIGITS]
 
 
 def _step(number: int) -> str:
@@ -162,6 +171,7 @@ def numerics_section(
         "worst_loss_error": loss and loss.error,
         "worst_loss": loss and {"step": loss.name, **loss.figures()},
         "worst_param_error": leaf and {"leaf": leaf.name, **leaf.figures()},
+        "undecided": undecided(reference, rounding) if reference else [],
         "bound": reference.bound if reference else least_bound(job),
         "l0": {name: check.distance for name, check in values.l0.items()},
         "worst_l0": _worst_check(checks),

@@ -151,11 +151,13 @@ def test_a_run_shows_its_values(plans: list[api.Report]) -> None:
         "worst_loss": {"step": "step 2", **apart},
         "worst_param_error": {"leaf": "params/w", **apart},
         "worst_l0": None,
+        "undecided": ["params/k", "params/b"],
         "rounding": None,
     }
     told = repr(api.Report({**plans[0].data, "numerics": numerics}, 72)).splitlines()
     assert told[0].startswith("error      SW_VALUES") and len(told) <= 36
     assert any(line.startswith("values     loss 5.0000 -> 4.0000 in 2 steps") for line in told)
+    assert "rounding alone changes all of params/k, params/b" in " ".join(" ".join(told).split())
 
 
 @pytest.mark.matrix

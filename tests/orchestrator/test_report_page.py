@@ -66,6 +66,7 @@ def with_values(report: dict[str, Any]) -> dict[str, Any]:
         "worst_loss": {"step": "step 1", "error": 1e-6, "allowed": 1e-5, "note": ""},
         "worst_param_error": {"leaf": "w", "error": 1e-6, "allowed": 1e-5, "note": ""},
         "worst_l0": {"program": "p", "value": "x", "error": 0.0, "allowed": 1e-5, "note": ""},
+        "undecided": [],
         "rounding": None,
         "parts": None,
         "bound": 1e-5,

@@ -181,6 +181,23 @@ def test_the_worst_leaf_is_that_of_the_reference_with_the_largest_share() -> Non
         differences(given, (1.0,), reference)
 
 
+def test_a_leaf_without_digits_is_named_apart_and_is_no_worst_leaf() -> None:
+    """Rounding alone changes c by half of it: 4 * 0.5 is allowed, of which 1.5 uses more than b's
+    part of its own. What is outside even of that has failed."""
+    ones = {name: np.array([1.0]) for name in "bc"}
+    reference = replace(REFERENCE, after_one=ones, bound=0.1)
+    rounding = Rounding({"b": 0.0, "c": 0.5}, (0.0, 0.0))
+    assert numerics.undecided(reference, rounding) == ["c"]
+    assert numerics.undecided(reference, None) == []
+    for given, worst in ((2.5, "b"), (3.5, "c")):
+        values = {"b": np.array([1.05]), "c": np.array([given])}
+        leaf, _ = differences(values, REFERENCE.losses, reference, rounding)
+        assert leaf.name == worst and (leaf.share > 1) == (worst == "c")
+    alone = replace(reference, after_one={"c": ones["c"]})
+    leaf, _ = differences({"c": np.array([2.5])}, REFERENCE.losses, alone, rounding)
+    assert (leaf.name, leaf.share) == ("c", pytest.approx(0.75))
+
+
 def test_parts_are_told_where_their_mean_is_another_loss() -> None:
     """The loss is 2; rounding alone moves it by a hundredth, so a mean may be 4 % off."""
     rounding = Rounding(dict.fromkeys(LEAF, 0.0), (0.01, 0.0))

@@ -56,6 +56,7 @@ _NUMERICS = {
     "worst_loss": {"step": "step 2", "error": 1e-7, "allowed": 1e-5, "note": ""},
     "worst_param_error": {"leaf": "params/w", "error": 1e-7, "allowed": 1e-5, "note": ""},
     "worst_l0": {"program": "forward", "value": "x", "error": 1e-7, "allowed": 1e-5, "note": ""},
+    "undecided": ["params/k/bias"],
     "rounding": {"samples": 3, "times": 4},
     "parts": {"count": 2, "mean_loss": 5.1, "loss": 10.2, "place": "model.py:7"},
     "bound": 1e-5,
