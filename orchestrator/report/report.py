@@ -128,8 +128,9 @@ def provenance(stages: Stages) -> Facts:
 def graph_section(built: Built) -> Facts:
     """Size of the captured step; `params` are the model's, `trained` those that are not frozen,
     `flops_per_step` counts every op of the graph, recomputation included, `product_types` shares
-    out those of contractions; `told` is how a step of the user's was found to be called and to
-    answer."""
+    out those of contractions, in the types that the precision policy gives them; `told` is how a
+    step of the user's was found to be called and to answer.
+    """
     weights = [(b.role, b.global_type) for b in built.plan.step.buffers.values()]
     if model := built.model:
         pairs = zip(model.inputs, model.graph.inputs, strict=True)
@@ -144,7 +145,7 @@ def graph_section(built: Built) -> Facts:
         "trained": counted["parameter"],
         "roles": role_rows(built.plan.step.buffers.values()),
         "flops_per_step": built.flops_per_step,
-        "product_types": product_types(built.graph),
+        "product_types": product_types(built.prepared.recipe.graph),
     }
 
 

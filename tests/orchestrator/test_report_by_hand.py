@@ -195,6 +195,15 @@ def test_parameters_are_counted_once_whatever_their_shards() -> None:
     assert (found["name"], found["repeats"]) == ("invented", [])
 
 
+def test_types_of_products_are_those_of_the_precision_policy() -> None:
+    """What is captured in fp32 and multiplied in bf16 by `strategy.param_dtype`."""
+    b = Builder()
+    short = b.dot(b.input((40, 20), DType.BF16), b.input((20, 32), DType.BF16))
+    prepared = SimpleNamespace(recipe=SimpleNamespace(graph=b.finish(short)))
+    found = report.graph_section(invented(prepared=prepared))
+    assert found["product_types"] == {"bf16": 1.0}
+
+
 def test_batch_and_logical_cores() -> None:
     assert report.batch_section(invented()) == {
         "global_batch": 48,

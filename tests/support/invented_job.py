@@ -97,7 +97,7 @@ def invented(
         "layout": layout,
         "graph": product(40, 20, 32),
         "traced_samples": 16,
-        "prepared": None,
+        "prepared": SimpleNamespace(recipe=SimpleNamespace(graph=product(40, 20, 32))),
         "plan": SimpleNamespace(step=step, mesh=layout.mesh, parts=()),
         "tokens_per_sample": 7,
         "name": "invented",
