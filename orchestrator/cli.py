@@ -30,8 +30,8 @@ from shardwright.orchestrator.config.config import output_folder, words_of
 from shardwright.orchestrator.config.job_flags import (
     add_job_flags,
     add_job_verb,
+    add_source_flag,
     imported_job,
-    job_config,
 )
 from shardwright.orchestrator.host import collect_rarely
 from shardwright.orchestrator.report import commands as reports
@@ -132,6 +132,7 @@ def _parser() -> Parser:
     run.add_argument(
         "--compile-only", action="store_true", help="NEFFs of one job or many; no values, no times"
     )
+    add_source_flag(run)
     add_job_flags(run)
     _answer_flags(run)
     run.set_defaults(verb=_run)
@@ -321,13 +322,13 @@ def _run(args: argparse.Namespace) -> int:
         return submission.compile_only(args)
     explanations.check(args.explain)
     args.job = submission.only(args.jobs, args.compile_only)
-    asked = job_config(args)
+    asked, found = imported_job(args)
     with Progress("quiet" if args.json else asked.run.progress) as progress:
         progress.say("loads the compiler")  # a second, and several on a busy host
         from shardwright.orchestrator.report import screen
         from shardwright.orchestrator.road import job
 
-        report = job.run_job(asked, progress, args.dump_dir)
+        report = job.run_job(asked, progress, args.dump_dir, source=found)
     report["provenance"]["again"] = args.again
     explanations.add(args.explain, asked, report)
     explanations.show(args.explain, report, args.json, screen.run_screen)

@@ -5,6 +5,7 @@ key by `--set`, and the environment below them.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -86,6 +87,13 @@ def add_job_verb(verbs: Any, name: str, help: str, own: Sequence[str] = ()) -> A
     """A verb about one job: its file, and the flags that describe it, as in `add_job_flags`."""
     parser = verbs.add_parser(name, help=help)
     parser.add_argument("job", type=Path, nargs="?", help="job.toml (optional)")
+    add_source_flag(parser)
+    add_job_flags(parser, own)
+    return parser
+
+
+def add_source_flag(parser: argparse.ArgumentParser) -> None:
+    """What may stand in the place of a job file."""
     parser.add_argument(
         "--from",
         dest="source",
@@ -93,8 +101,6 @@ def add_job_verb(verbs: Any, name: str, help: str, own: Sequence[str] = ()) -> A
         metavar=("PROJECT", "FILE"),
         help=f"a training configuration of {', '.join(PROJECTS)} as the job (docs/from.md)",
     )
-    add_job_flags(parser, own)
-    return parser
 
 
 def add_job_flags(parser: argparse.ArgumentParser, own: Sequence[str] = ()) -> None:
@@ -260,11 +266,29 @@ def _model_key(model: str) -> tuple[str, str]:
         is_file = file.endswith(".py")
         return "entry", f"{Path(file).resolve()}:{function}" if is_file else model
     path = Path(model)
+    if path.suffix == ".py":
+        raise UsageError(
+            "SW_ENTRY",
+            f"--model of a Python file requires the function or class that gives the model, got"
+            f" {model} alone",
+            hint=f"give --model {model}:FUNCTION{_defined(path)}",
+        )
     if _is_folder(path, model):
         return "config", str((path / "config.json").resolve())
     if model.endswith((".json", *_LOWERED)):
         return "config" if model.endswith(".json") else "hlo", str(path.resolve())
     return "preset", model
+
+
+def _defined(path: Path) -> str:
+    """What a Python file defines at its top, to add to a hint; the file is not run."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # the file is judged where it is used
+        return ""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = [node.name for node in body if isinstance(node, kinds) and node.name[0] != "_"]
+    return f"; {path.name} defines {', '.join(names)}" if names else ""
 
 
 def _is_folder(path: Path, model: str) -> bool:

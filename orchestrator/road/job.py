@@ -13,6 +13,7 @@ from typing import Any
 from shardwright.compiler.neff.bundle import Bundle, load_bundle, write_bundle
 from shardwright.compiler.steps import note
 from shardwright.orchestrator.config.config import JobConfig, output_folder
+from shardwright.orchestrator.config.importers.imported import Imported
 from shardwright.orchestrator.dump import dumping
 from shardwright.orchestrator.dump.step import time_text
 from shardwright.orchestrator.report.page.page import PAGE, REPORT, write_report
@@ -42,11 +43,16 @@ from shardwright.orchestrator.values.value_run import Values, run_values
 
 
 def run_job(
-    job: JobConfig, progress: Progress, dump_dir: Path | None = None, inside: bool = False
+    job: JobConfig,
+    progress: Progress,
+    dump_dir: Path | None = None,
+    inside: bool = False,
+    source: Imported | None = None,
 ) -> dict[str, Any]:
     """Run a job and return its report, which is also written to the output directory; with
     `dump_dir` every stage, too, as text. `inside` a process that has code of the user's, see
-    `plan_cache.plan`. Raises the DiagnosticError of the stage that refuses."""
+    `plan_cache.plan`; `source` is the configuration that the job was read from, if it was. Raises
+    the DiagnosticError of the stage that refuses."""
     check_usage(job)
     stages, out = Stages(begun=progress.stage), output_folder(job)
     if not job.output.events:
@@ -58,6 +64,8 @@ def run_job(
         with dumping(dump_dir):
             report, trace = _run(fixed, out, stages, progress)
         report = told(report)
+        if source:
+            report["imported"] = source.section(report["findings"])
         _write(report, out, trace)
     return report
 

@@ -45,7 +45,7 @@ Leaves = Mapping[str, np.ndarray]
 FP32_BOUND = 1e-5
 BF16_BOUND = 1e-2
 NO_DIGITS = 1.0
-"""An allowed error as large as what is compared."""
+"""An effect of rounding as large as what is compared."""
 SAMPLES = 3
 """Draws of the roundings of one step; their largest effect counts."""
 
@@ -124,14 +124,15 @@ def differences(
         compared(_step(n), np.asarray(given), np.asarray(wanted), effect)
         for n, (given, wanted, effect) in enumerate(pairs, start=1)
     ]
-    worst = max(leaves, key=lambda leaf: (leaf.share > 1 or leaf.allowed < NO_DIGITS, leaf.share))
+    most = allowed(reference.bound, NO_DIGITS)
+    worst = max(leaves, key=lambda leaf: (leaf.share > 1 or leaf.allowed < most, leaf.share))
     return worst, max(steps, key=attrgetter("share"))
 
 
-def undecided(reference: Reference, rounding: Rounding | None) -> list[str]:
+def undecided(rounding: Rounding | None) -> list[str]:
     """The leaves that no two correct runs agree on: rounding alone changes all of them."""
     effects = rounding.leaves.items() if rounding else ()
-    return [name for name, effect in effects if allowed(reference.bound, effect) >= NO_DIGITS]
+    return [name for name, effect in effects if effect >= NO_DIGITS]
 
 
 def _step(number: int) -> str:
@@ -171,7 +172,7 @@ def numerics_section(
         "worst_loss_error": loss and loss.error,
         "worst_loss": loss and {"step": loss.name, **loss.figures()},
         "worst_param_error": leaf and {"leaf": leaf.name, **leaf.figures()},
-        "undecided": undecided(reference, rounding) if reference else [],
+        "undecided": undecided(rounding),
         "bound": reference.bound if reference else least_bound(job),
         "l0": {name: check.distance for name, check in values.l0.items()},
         "worst_l0": _worst_check(checks),

@@ -11,7 +11,12 @@ from shardwright.compiler.diagnostics import UsageError
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.arguments import asked_of, lazily, with_values
 from shardwright.orchestrator.config.config import words_of
-from shardwright.orchestrator.config.job_flags import add_job_flags, as_words, job_configs
+from shardwright.orchestrator.config.job_flags import (
+    add_job_flags,
+    as_words,
+    job_config,
+    job_configs,
+)
 from shardwright.orchestrator.terminal.age import FLAG
 
 COMMANDS = ("collect", "compile", "clean", "clear-locks")
@@ -109,8 +114,12 @@ def compile_only(args: argparse.Namespace) -> int:
     """`run --compile-only`."""
     from shardwright.orchestrator.submission import compile_only
 
-    jobs = job_configs(args, args.jobs or [None])
-    named = {file or compile_only.NAMELESS: job for file, job in jobs.items()}
+    if args.source:
+        args.job = next(iter(args.jobs), None)
+        named = {compile_only.NAMELESS: job_config(args)}
+    else:
+        jobs = job_configs(args, args.jobs or [None])
+        named = {file or compile_only.NAMELESS: job for file, job in jobs.items()}
     return compile_only.run(named, args.json, args.again, args.dump_dir)
 
 

@@ -434,6 +434,26 @@ def test_a_job_file_and_an_imported_one_are_two() -> None:
         imported_job(args)
 
 
+MEGATRON = """torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 2 --hidden-size 32
+ --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 16 --max-position-embeddings 16
+ --micro-batch-size 1 --global-batch-size 2 --vocab-size 256 --make-vocab-size-divisible-by 64
+"""
+
+
+@pytest.mark.matrix
+def test_an_imported_job_runs_in_values(tmp_path: Path) -> None:
+    file = written(tmp_path, "train.sh", MEGATRON.replace("\n", " \\\n"))
+    out = tmp_path / "out"
+    words = ["--from", "megatron", str(file), "--target", "trn1.2xlarge", "--progress", "quiet"]
+    assert cli.main(["run", *words, "--out", str(out), "--steps", "1"]) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert report["numerics"]["passed"] and report["numerics"]["worst_loss"]["error"] < 1e-2
+    assert {row["field"] for row in report["imported"]["read"]} >= {"num_layers", "hidden_size"}
+    assert cli.main(["run", *words, "--out", str(tmp_path / "files"), "--compile-only"]) == 0
+    assert list((tmp_path / "files").rglob("*.neff"))
+    assert cli.main(["run", "job.toml", *words]) == 2
+
+
 def test_a_variant_of_a_sweep_lies_above_the_file(tmp_path: Path) -> None:
     """The batch is that of the file on the mesh of the variant."""
     path = titan(tmp_path, training={"local_batch_size": 2}, parallelism={})

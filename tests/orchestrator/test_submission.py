@@ -104,6 +104,7 @@ def test_a_checkout_needs_no_packages_beside_it(sent: list[Submission]) -> None:
         (["--executor", "inline", "--set", "run.unit_timeout_s=1"], "SW_USAGE", "unit_timeout_s"),
         (["--model", "llama9-7b"], "SW_PRESET", "did you mean"),
         (["--model", "task:"], "SW_ENTRY", "module:function"),
+        (["--model", "task.py"], "SW_ENTRY", "requires the function or class"),
         (["--set", "model.config=absent.json"], "SW_MODEL", "absent.json"),
         (["--set", "model.config=../config.json"], "SW_USAGE", "its model inside"),
         (["--set", "model.preset=llama2-7b"], "SW_MODEL", "exactly one"),

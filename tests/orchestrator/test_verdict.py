@@ -182,19 +182,19 @@ def test_the_worst_leaf_is_that_of_the_reference_with_the_largest_share() -> Non
 
 
 def test_a_leaf_without_digits_is_named_apart_and_is_no_worst_leaf() -> None:
-    """Rounding alone changes c by half of it: 4 * 0.5 is allowed, of which 1.5 uses more than b's
-    part of its own. What is outside even of that has failed."""
+    """Rounding alone changes all of c, so 4 is allowed, of which 3 uses more than b does of its
+    own, 0.1. What is outside even of that has failed."""
     ones = {name: np.array([1.0]) for name in "bc"}
     reference = replace(REFERENCE, after_one=ones, bound=0.1)
-    rounding = Rounding({"b": 0.0, "c": 0.5}, (0.0, 0.0))
-    assert numerics.undecided(reference, rounding) == ["c"]
-    assert numerics.undecided(reference, None) == []
-    for given, worst in ((2.5, "b"), (3.5, "c")):
+    rounding = Rounding({"b": 0.0, "c": 1.0}, (0.0, 0.0))
+    assert numerics.undecided(rounding) == ["c"]
+    assert numerics.undecided(Rounding({"c": 0.99}, ())) == numerics.undecided(None) == []
+    for given, worst in ((4.0, "b"), (5.5, "c")):
         values = {"b": np.array([1.05]), "c": np.array([given])}
         leaf, _ = differences(values, REFERENCE.losses, reference, rounding)
         assert leaf.name == worst and (leaf.share > 1) == (worst == "c")
     alone = replace(reference, after_one={"c": ones["c"]})
-    leaf, _ = differences({"c": np.array([2.5])}, REFERENCE.losses, alone, rounding)
+    leaf, _ = differences({"c": np.array([4.0])}, REFERENCE.losses, alone, rounding)
     assert (leaf.name, leaf.share) == ("c", pytest.approx(0.75))
 
 
