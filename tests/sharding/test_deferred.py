@@ -25,7 +25,7 @@ from shardwright.sharding.cut.summed import summed
 from shardwright.sharding.partition.mesh import DATA_AXES
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
-from tests.support.cells import long_in_matrix
+from tests.support.cells import diagonals, long_in_matrix
 from tests.support.road import worst
 from tests.support.staged_runs import captured, plan_of, state_after, step_errors
 from tests.support.strategy_cells import DISTRIBUTIONS, MODELS, PIPELINE_MODELS, Distribution
@@ -171,23 +171,23 @@ def test_a_short_accumulator_does_not_take_what_is_reduced_in_fp32() -> None:
     assert found["update"].graph.inputs[0].type == tensor_type((4,), DType.F32)
 
 
-KNOBS: list[dict[str, int | bool]] = [
-    {},
-    {"late_reduce_scatter_shift": 1},
-    {"early_all_gather_shift": 1, "late_reduce_scatter_shift": 1, "bucket_mb": 1},
-    {"layers_per_group": 2},
-    {"gradient_accumulation_fusion": False},
-]
+KNOBS: dict[str, dict[str, int | bool]] = {
+    "as they are": {},
+    "late": {"late_reduce_scatter_shift": 1},
+    "shifts": {"early_all_gather_shift": 1, "late_reduce_scatter_shift": 1, "bucket_mb": 1},
+    "groups": {"layers_per_group": 2},
+    "unfused": {"gradient_accumulation_fusion": False},
+}
+KNOB_CELLS = [(name, knobs) for name in ("fsdp 4", "hsdp 8") for knobs in KNOBS]
 
 
 @pytest.mark.usefixtures("small_too")
-@pytest.mark.parametrize("knobs", KNOBS, ids=str)
-@pytest.mark.parametrize("name", ["fsdp 4", "hsdp 8"])
+@pytest.mark.parametrize(("name", "knobs"), diagonals(KNOB_CELLS, 2, KNOB_CELLS[:1]))
 def test_the_last_backward_pass_reduces_layer_by_layer_and_changes_no_bit(
-    name: str, knobs: dict[str, int | bool]
+    name: str, knobs: str
 ) -> None:
     """Sums are made in the order in which the update makes them where it reduces."""
-    after, last = _told(name, "after"), _told(name, "last", **knobs)
+    after, last = _told(name, "after"), _told(name, "last", **KNOBS[knobs])
     data = after.mesh.size(DATA_AXES)
     found = [
         state_after(plan_of(MODELS["gqa"], how, 2).step, captured(MODELS["gqa"], 2 * data))

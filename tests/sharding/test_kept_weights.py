@@ -10,12 +10,14 @@ import pytest
 
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.orchestrator.models import config_task
+from tests.support.cells import diagonals
 from tests.support.road import worst
 from tests.support.small_job import SIZES
 from tests.support.staged_runs import plan_of, step_errors
 from tests.support.strategy_cells import distribution
 
 BOUNDS = {"f32": 1e-5, "bf16": 1e-2}
+CELLS = [(remat, dtype) for remat in ("none", "selective", "full") for dtype in BOUNDS]
 
 
 @cache
@@ -23,8 +25,7 @@ def task(remat: str, dtype: str) -> TrainTask:
     return config_task.train_task(SIZES, seq_len=8, dtype=dtype, remat=remat)
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("remat", ["none", "selective", "full"])
+@pytest.mark.parametrize(("remat", "dtype"), diagonals(CELLS, 3))
 def test_backward_gathers_nothing_again(remat: str, dtype: str) -> None:
     """Converted by the forward loop, all at once, or in each layer."""
     gathers, make = {}, partial(task, remat, dtype)

@@ -111,7 +111,7 @@ def test_values_equal_the_unsharded_graph(model: str, name: str) -> None:
 
 
 @pytest.mark.cells("strategies", len(CELLS))
-@pytest.mark.parametrize(("model", "name"), diagonals([c for c in CELLS if c not in FEW], 6))
+@pytest.mark.parametrize(("model", "name"), diagonals([c for c in CELLS if c not in FEW], 9))
 def test_values_of_every_cell(model: str, name: str) -> None:
     check(model, name)
 

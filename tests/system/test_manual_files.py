@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.models import manual_steps
+from tests.support.cells import diagonals
 from tests.support.model_files import compile_line, meta_of, run_neff
 from tests.system.test_partitioned_files import parts
 
@@ -111,8 +112,9 @@ def check(neff: Path, arrays: Any, wanted: Any, *levels: str) -> None:
                 np.testing.assert_allclose(rank / scale, want / scale, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    ("name", "form"), diagonals([(name, form) for name in STEPS for form in FORMS], 4)
+)
 def test_code_of_one_rank_stands_in_its_file(
     name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,14 +176,14 @@ def reference(name: str, task: TrainTask, batch: int) -> Reference:
 ONLY_IN_MATRIX = (
     "llama pp tp",
     "llama fsdp cp tp",
-    "flax pp dp",
     "sorted experts fsdp ep",
     "llama two physical cores",
     "odd llama tp",
-    "llama ring",
-    "llama bf16 fsdp kept",
 )
 EXHAUSTIVE = (
+    "flax pp dp",
+    "llama ring",
+    "llama bf16 fsdp kept",
     "llama bf16 fsdp",
     "grouped experts fsdp",
     "deep prime hsdp",

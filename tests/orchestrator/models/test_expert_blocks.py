@@ -134,7 +134,7 @@ MESHES: dict[str, dict[str, int]] = {
     ("family", "strategy"),
     [
         ("mixtral", "fsdp"),
-        pytest.param("mixtral", "llm-training", marks=pytest.mark.matrix),
+        pytest.param("mixtral", "llm-training", marks=pytest.mark.exhaustive),
         pytest.param("gpt_oss", "llm-training", marks=pytest.mark.exhaustive),
         pytest.param("gpt_oss", "fsdp", marks=pytest.mark.exhaustive),
         pytest.param("deepseek_v3", "fsdp", marks=pytest.mark.exhaustive),
