@@ -15,6 +15,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.facts import counted_dim
+from shardwright.compiler.ir.ops.gather import window_sizes
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 _CONSTANT = "NCC_ESMP002"
@@ -73,18 +74,10 @@ def _gather(op: Op) -> _Indexed:
 
 def _scatter(op: Op) -> _Indexed:
     dims = op.attrs.scatter_dims_to_operand_dims
-    return _Indexed(dims, _window_sizes(op), "NCC_EVRF031", drops=True)
+    return _Indexed(dims, window_sizes(op), "NCC_EVRF031", drops=True)
 
 
 _RULES = {"gather": _gather, "scatter": _scatter}
-
-
-def _window_sizes(op: Op) -> list[int]:
-    """Window size of a scatter per operand dim."""
-    a, update = op.attrs, op.operands[2].type.shape
-    gone = a.inserted_window_dims + a.input_batching_dims
-    walked = iter(a.update_window_dims)
-    return [1 if d in gone else update[next(walked)] for d in range(op.operands[0].type.rank)]
 
 
 def _counted(graph: Graph) -> set[Value]:

@@ -2,8 +2,10 @@
 
 A gather with one index vector reads one window, clamped as `dynamic_slice` clamps it. As a view
 it costs nothing: who reads the window reads the operand, at an address from a register. A scatter
-of one window that surely lies inside is an update in place. Batched indexing of one sample's
-rows, and of the matrices of one expert, are such gathers on a core that has one sample.
+of one window that surely lies inside is an update in place. Both stay what they are where the shape
+does not say which indices are wrong: a rank that holds a part masks what it has of a window.
+Batched indexing of one sample's rows, and of the matrices of one expert, are such gathers on a core
+that has one sample.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ golden net with windows of a few elements took up to 0.2 % longer as slices)."""
 
 def as_slice(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """A gather of one window as a slice; nothing for any other."""
-    operand, index = op.operands
+    operand, index = op.operands[:2]
     windows = windows_of(op.attrs)
     if not _is_single(windows, index) or op.result.type.num_bytes < LEAST_BYTES:
+        return []
+    if op.attrs.last_starts:
         return []
     build = Builder(loc=op.loc)
     starts = _starts(build, windows, index, operand, producers)
@@ -40,9 +44,11 @@ def as_update(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """A scatter that replaces one window, clamped to lie inside, as an update, which clamps for
     itself; nothing for any other.
     """
-    operand, index, update = op.operands
+    operand, index, update = op.operands[:3]
     windows, rank = windows_of(op.attrs), op.operands[0].type.rank
     if op.attrs.kind != "replace" or not _is_single(windows, index):
+        return []
+    if op.attrs.last_starts:
         return []
     if update.type.num_bytes < LEAST_BYTES:
         return []

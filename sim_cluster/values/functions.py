@@ -28,6 +28,7 @@ from shardwright.sim_cluster.instructions.physical_cores import CoreWatch, inter
 from shardwright.sim_cluster.instructions.races import strided_key
 from shardwright.sim_cluster.instructions.tiles import OnChip
 from shardwright.sim_cluster.values.host_memory import require_memory
+from shardwright.sim_cluster.values.index_tests import IndexTest, index_tests
 from shardwright.sim_cluster.values.kernels import affine, prepare
 
 L0, L1 = "L0", "L1"
@@ -57,8 +58,14 @@ class _Flight:
 class Bound:
     """The tensors of a function on one core, and the collectives it has in flight."""
 
-    def __init__(self, code: FunctionCode, arrays: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self,
+        code: FunctionCode,
+        arrays: Sequence[np.ndarray],
+        position: Mapping[str, int] | None = None,
+    ) -> None:
         self.code = code
+        self.position = position or {}  # of the core, along the axes of its mesh
         self.tensors = HbmTensors(arrays)
         self.registers: dict[int, int] = {}
         self.flight: dict[int, _Flight] = {}
@@ -139,9 +146,14 @@ class FunctionCode:
         self.actions = [self._prepared(*at) for at in self._order()]
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], scratch: np.ndarray
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        scratch: np.ndarray,
+        position: Mapping[str, int] | None = None,
     ) -> Bound:
-        """Tensors over byte buffers, in the order of the function's inputs and outputs.
+        """Tensors over byte buffers, in the order of the function's inputs and outputs, on the core
+        at a position of its mesh.
 
         Raises SimulationError (SW_SIM_BINDING) for a wrong number or size, or a donation that is
         not one buffer.
@@ -164,7 +176,7 @@ class FunctionCode:
                 end = tensor.offset_bytes + tensor.num_bytes
                 arrays[number] = self._typed(number, scratch[max(tensor.offset_bytes, 0) : end])
         self._check_donation(arrays)
-        return Bound(self, [a for a in arrays if a is not None])
+        return Bound(self, [a for a in arrays if a is not None], position)
 
     @property
     def instructions(self) -> int:
@@ -204,7 +216,7 @@ class FunctionCode:
         """The action of a kernel; a kernel whose description makes no sense is refused."""
         kernel = self.function.subgraphs[core][number]
         try:
-            action = self._action(kernel, core)
+            action = self._action(kernel, core, number)
             return self._watched(action, core, kernel) if self.is_watched else action
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, DiagnosticError):
@@ -247,10 +259,12 @@ class FunctionCode:
         attrs = self.started[program.attrs["collective"]].attrs
         return [(tensor_of(attrs["source"]), False), (tensor_of(attrs["target"]), True)]
 
-    def _action(self, kernel: Kernel, core: int) -> Action:
+    def _action(self, kernel: Kernel, core: int, number: int) -> Action:
         program = kernel.program
         if program.kind == "compute":
-            return self._compute_l0(kernel, core) if self.level == L0 else self._compute_l1(program)
+            at_l0 = self.level == L0
+            action = self._compute_l0(kernel, core) if at_l0 else self._compute_l1(program)
+            return self._tested(action, core, number)
         action = self._without_code(program)
         if self.level == L1:
             return action
@@ -277,8 +291,37 @@ class FunctionCode:
         )
 
     def _compute_l1(self, program: KernelProgram) -> Action:
-        run = prepare(program, self.dtypes, self.outside, self.draws)
+        run = prepare(program, self.dtypes, self.draws)
         return lambda bound: run(bound.tensors.arrays, bound.registers)
+
+    def _index_tests(self, core: int, number: int) -> list[IndexTest]:
+        """The tests of a kernel on a physical core, without those of what the cores before it look
+        up too: a kernel may be cut along other dims than its indices have."""
+        tests = [
+            index_tests(subgraph[number].program, self.dtypes)
+            for subgraph in self.function.subgraphs[: core + 1]
+        ]
+        known = [test.key for others in tests[:-1] for test in others]
+        return [test for test in tests[-1] if test.key not in known]
+
+    def _tested(self, action: Action, core: int, number: int) -> Action:
+        """`action` of a kernel, after whoever watches indices was told of those that lie outside.
+        Of ranks that have the same indices, the first tells."""
+        outside = self.outside
+        tests = self._index_tests(core, number) if outside is not None else []
+        if outside is None or not tests:
+            return action
+        program = self.function.subgraphs[core][number].program
+
+        def run(bound: Bound) -> CollectiveRequest | None:
+            for test in tests:
+                if not any(bound.position.get(axis) for axis in test.replicated):
+                    failed = test.count(bound.tensors.arrays, bound.registers)
+                    if failed:
+                        outside(program, test.access, failed)
+            return action(bound)
+
+        return run
 
     def _compute_l0(self, kernel: Kernel, core: int) -> Action:
         assert self.chip is not None
