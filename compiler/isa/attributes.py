@@ -36,7 +36,7 @@ _KEPT_INSIDE: dict[str, Rule] = {"low": _LIMIT, "high": _LIMIT}
 KERNEL_ATTRIBUTES: Mapping[str, Table] = {
     "compute": Table(),
     "idle": Table(),
-    "register_load": Table({"register": COUNT, "view": VIEW}, _KEPT_INSIDE),
+    "register_load": Table({"register": COUNT, "view": VIEW}, {**_KEPT_INSIDE, **_COUNTED}),
     "collective_start": Table({"collective": COUNT, "source": _OPERAND, "target": _OPERAND}),
     "collective_wait": Table({"collective": COUNT}),
 }

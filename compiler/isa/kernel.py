@@ -171,7 +171,8 @@ class KernelProgram:
     """The meaning of one kernel.
 
     kind `compute`: iter dims and nodes as above. kind `register_load`: attrs {register, view}: an
-    integer scalar becomes a register (clamped to attrs `low`, `high`). kind `collective_start`:
+    integer scalar becomes a register (clamped to attrs `low`, `high`; with `replicated`, what that
+    moves is an index out of bounds, once over these mesh axes). kind `collective_start`:
     attrs {collective, source, target, ...} where
     `collective` indexes the function's `CollectiveCall` table. kind `collective_wait`: attrs
     {collective}. kind `idle`: nothing; a physical core has no part in what the other one does.

@@ -20,7 +20,7 @@ from shardwright.compiler.isa.kernel import STORES, KernelProgram, Tensor, View,
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import CollectiveCall, Function, Kernel
 from shardwright.compiler.support.rounding import Draws
-from shardwright.sim_cluster.instructions.index_watch import Outside
+from shardwright.sim_cluster.instructions.index_watch import Access, Outside
 from shardwright.sim_cluster.instructions.l0 import KernelCode
 from shardwright.sim_cluster.instructions.operands import HbmTensors
 from shardwright.sim_cluster.instructions.past import Past
@@ -71,6 +71,10 @@ class Bound:
         self.flight: dict[int, _Flight] = {}
         self.pasts: list[Past] = []  # of every physical core (L0)
         self.clashes: list[list[int]] = _clashes(arrays) if code.level == L0 else []
+
+    def is_first(self, axes: Sequence[str]) -> bool:
+        """Whether the core is the first along mesh axes, which tells for all of them."""
+        return not any(self.position.get(axis) for axis in axes)
 
     def run(self, registers: Mapping[int, int]) -> Iterator[CollectiveRequest]:
         """Execute the function with its parameter registers set."""
@@ -265,7 +269,7 @@ class FunctionCode:
             at_l0 = self.level == L0
             action = self._compute_l0(kernel, core) if at_l0 else self._compute_l1(program)
             return self._tested(action, core, number)
-        action = self._without_code(program)
+        action = self._without_code(program, core)
         if self.level == L1:
             return action
 
@@ -275,13 +279,14 @@ class FunctionCode:
 
         return pass_by
 
-    def _without_code(self, program: KernelProgram) -> Action:
-        """The action of a kernel that is no code of the engines."""
+    def _without_code(self, program: KernelProgram, core: int) -> Action:
+        """The action of a kernel that is no code of the engines. All physical cores load registers;
+        the first tells of wrong ones."""
         match program.kind:
             case "idle":
                 return lambda bound: None
             case "register_load":
-                return self._register_load(program)
+                return self._register_load(program, None if core else self.outside)
             case "collective_start":
                 return self._start(program)
             case "collective_wait":
@@ -315,7 +320,7 @@ class FunctionCode:
 
         def run(bound: Bound) -> CollectiveRequest | None:
             for test in tests:
-                if not any(bound.position.get(axis) for axis in test.replicated):
+                if bound.is_first(test.replicated):
                     failed = test.count(bound.tensors.arrays, bound.registers)
                     if failed:
                         outside(program, test.access, failed)
@@ -337,17 +342,22 @@ class FunctionCode:
 
         return run
 
-    def _register_load(self, program: KernelProgram) -> Action:
+    def _register_load(self, program: KernelProgram, outside: Outside | None) -> Action:
         view: View = program.attrs["view"]
         register, offset, tensor = program.attrs["register"], affine(view.offset), view.tensor
         low, high = program.attrs.get("low"), program.attrs.get("high")
+        replicated = program.attrs.get("replicated")
 
         def load(bound: Bound) -> None:
             at = _start_of(offset, 1, bound, tensor, program)
             _require_written(bound, tensor, slice(at, at + 1), program, "loads a register")
             value = int(bound.tensors.arrays[tensor][at])
-            value = value if low is None else max(value, low)
-            bound.registers[register] = value if high is None else min(value, high)
+            kept = value if low is None else max(value, low)
+            kept = kept if high is None else min(kept, high)
+            moved = kept != value and replicated is not None and bound.is_first(replicated)
+            if outside is not None and moved:
+                outside(program, Access.GATHER, 1)
+            bound.registers[register] = kept
 
         return load
 

@@ -18,12 +18,14 @@ from shardwright.compiler.driver import compile_graph
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
 from shardwright.compiler.isa.program import Program
+from shardwright.compiler.passes import single_windows
 from shardwright.compiler.passes.pipeline import PASSES
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from shardwright.sharding.localize import localize
 from shardwright.sharding.localize.coordinates import coordinate_name, hoist_coordinates
 from shardwright.sharding.partition.mesh import make_mesh
+from shardwright.sharding.partition.partitioned import PartitionedGraph
 from shardwright.sim_cluster.instructions.index_watch import IndexWatch
 from shardwright.sim_cluster.values.run_single import Ranks, run_single
 from tests.support.building import Builder
@@ -89,6 +91,11 @@ def linked(name: str, kind: str) -> tuple[Program, dict[str, tuple[str, ...]]]:
             out = b.all_reduce(out, how.ids)
             dims[out] = how.table
     part = partitioned(b.finish(out), MESH, dims)
+    return of_a_rank(part)
+
+
+def of_a_rank(part: PartitionedGraph) -> tuple[Program, dict[str, tuple[str, ...]]]:
+    """The program of a rank, and the axes of its coordinates."""
     graph, axes = hoist_coordinates(localize(part).graph)
     names = [coordinate_name(a) for a in axes]
     inputs = tuple(f"arg{i}" for i in range(len(part.inputs)))
@@ -159,3 +166,38 @@ def test_a_strict_watch_passes_what_other_ranks_hold_and_ends_at_what_nobody_doe
         with pytest.raises(SimulationError, match=f"{kind} requires indices inside") as caught:
             counted(name, kind, wrong, level, strict=True)
         assert caught.value.code == "SW_SIM_INDEX" and caught.value.loc == LOC
+
+
+@pytest.mark.parametrize("over_tp", [False, True])
+@pytest.mark.parametrize("row", [-1, 0, ROWS - 1, ROWS, 900])
+def test_a_window_that_is_read_in_place_is_watched(
+    row: int, over_tp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single window of 64 KiB or more is a slice, and its index the address in a register; of
+    rows that are split over ranks it is copied."""
+    monkeypatch.setattr(single_windows, "LEAST_BYTES", 0)
+    b = Builder(loc=LOC)
+    table, ids = b.input((ROWS, WIDTH)), b.input((1, 1), DType.I32)
+    attrs = GatherAttrs(
+        offset_dims=(1,),
+        collapsed_slice_dims=(0,),
+        start_index_map=(0,),
+        index_vector_dim=1,
+        slice_sizes=(1, WIDTH),
+    )
+    found = b.op("gather", table, ids, attrs=attrs)
+    out = b.op("tanh", b.all_reduce(found, T) if over_tp else found)
+    dims = {table: (T, N)} if over_tp else {}
+    program, axes = of_a_rank(partitioned(b.finish(out), MESH, dims))
+    kinds = {k.program.kind for f in program.functions for k in f.kernels}
+    assert ("register_load" in kinds) is not over_tp
+    rows = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
+    loaded = {"arg0": of_ranks(rows, (T if over_tp else N, N)), "arg1": np.full((1, 1), row)}
+    wanted = np.tanh(rows[np.clip([row], 0, ROWS - 1)])
+    for level in LEVELS:
+        watch = IndexWatch()
+        have = run_single(program, loaded, level, watch, Ranks(MESH.sizes, axes))["out"]
+        np.testing.assert_allclose(have, np.broadcast_to(wanted, have.shape), rtol=1e-5, atol=1e-5)
+        told = [f.message.partition(" out of")[0] for f in watch.findings]
+        assert told == ([] if 0 <= row < ROWS else ["gather: 1 index lies"])
+        assert all(f.loc == LOC for f in watch.findings)
