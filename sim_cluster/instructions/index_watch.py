@@ -40,10 +40,11 @@ Outside = Callable[[KernelProgram, Access, int], None]
 
 
 class IndexWatch:
-    """Counts by access and location, over all programs and cores of a run."""
+    """Counts by access and location, over all programs and cores of a run. `unchecked` says why
+    the machine itself would not tell, where it would not."""
 
-    def __init__(self, strict: bool = False) -> None:
-        self.strict = strict
+    def __init__(self, strict: bool = False, unchecked: str = "") -> None:
+        self.strict, self.unchecked = strict, unchecked
         self.counts: dict[tuple[Access, Loc | None], int] = {}
         self._lock = Lock()  # cores run on several host threads
 
@@ -54,13 +55,21 @@ class IndexWatch:
             known = 0 <= kernel.loc < len(program.locations)
             loc = Loc(*program.locations[kernel.loc]) if known else None
             if self.strict:
-                given = f"{access} requires indices inside of its operand, {_counted(count)} not"
+                message = (
+                    f"{access} requires indices inside of its operand, got {count} outside;"
+                    f" {self._said}"
+                )
                 hint = "fix the indices, or run without strict indices"
-                raise SimulationError(CODE, f"{given}: {WORDS} (status {STATUS})", loc, hint)
+                raise SimulationError(CODE, message, loc, hint)
             with self._lock:
                 self.counts[access, loc] = self.counts.get((access, loc), 0) + count
 
         return note
+
+    @property
+    def _said(self) -> str:
+        """What the machine says of them."""
+        return self.unchecked or f"the Neuron runtime says: {WORDS} (status {STATUS})"
 
     @property
     def findings(self) -> list[Diagnostic]:
@@ -68,8 +77,7 @@ class IndexWatch:
         return [
             Diagnostic(
                 CODE,
-                f"{access}: {_counted(count)} out of bounds, {access.outcome}; the Neuron runtime"
-                f" says: {WORDS} (status {STATUS})",
+                f"{access}: {_counted(count)} out of bounds, {access.outcome}; {self._said}",
                 loc,
                 "strict indices end the run at the first one",
                 severity="warning",
