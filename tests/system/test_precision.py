@@ -159,6 +159,73 @@ def test_saturation_prevents_the_nan_of_a_transpose() -> None:
         assert distance(safe[other_rows], (x @ y)[other_rows]) < 1e-6
 
 
+SPECIAL = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1.5, -2.0], np.float32)
+LARGEST = np.finfo(np.float32).max
+
+
+def every_pair() -> list[np.ndarray]:
+    """All pairs of special values, as two [128, 64] arrays that repeat them."""
+    pairs = np.stack([a.reshape(-1) for a in np.meshgrid(SPECIAL, SPECIAL)])
+    return list(np.resize(pairs.T, (128 * 64, 2)).T.reshape(2, 128, 64).copy())
+
+
+def within(x: np.ndarray) -> np.ndarray:
+    """Infinities as the largest number; NaN stays."""
+    return np.clip(x, -LARGEST, LARGEST)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide"])
+def test_saturation_prevents_the_nan_of_two_infinities(name: str, level: str) -> None:
+    """inf - inf, inf / inf and inf * 0 are computed of the largest numbers, in front of any
+    operation; a release from 2.13.66 leaves them."""
+    b = Builder()
+    graph = b.finish(b.op(name, b.input((128, 64)), b.input((128, 64))))
+    x, y = every_pair()
+    with np.errstate(all="ignore"):
+        plain = getattr(np, name)(x, y)
+        wanted = getattr(np, name)(within(x), within(y))
+    np.testing.assert_array_equal(results(graph, [x, y], level), plain)
+    safe = results(graph, [x, y], level, saturate_infinity=True)
+    np.testing.assert_array_equal(safe, wanted)
+    made = np.isnan(plain) & ~np.isnan(x) & ~np.isnan(y)
+    zeros = (x == 0) & (y == 0) if name == "divide" else np.zeros(x.shape, bool)
+    assert made.any() and (np.isnan(safe) & made == zeros).all()
+    narrow = results(graph, [x, y], level, saturate_infinity=True, saturate_before="transposes")
+    np.testing.assert_array_equal(narrow, plain)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_saturation_makes_an_even_row_of_a_softmax_of_nothing_but_minus_infinity(
+    level: str,
+) -> None:
+    b = Builder()
+    x = b.input((64, 96))
+    shifted = b.op("subtract", x, b.broadcast(b.reduce(x, "max", (1,)), (64, 96), (0,)))
+    e = b.op("exponential", shifted)
+    graph = b.finish(b.op("divide", e, b.broadcast(b.reduce(e, "add", (1,)), (64, 96), (0,))))
+    data = normal(64, 96)
+    data[5], data[7, 20:] = -np.inf, -np.inf
+    assert np.isnan(results(graph, [data], level)[5]).all()
+    safe = results(graph, [data], level, saturate_infinity=True)
+    exact = np.exp(within(data).astype(np.float64) - within(data).max(axis=1, keepdims=True))
+    assert distance(safe, exact / exact.sum(axis=1, keepdims=True)) < 1e-6
+    np.testing.assert_allclose(safe[5], 1 / 96, rtol=1e-6)
+    assert not safe[7, 20:].any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("ends", [(np.inf, -np.inf), (np.inf, np.inf), (-np.inf, 1.0)])
+def test_saturation_of_a_sum(ends: tuple[float, float], level: str) -> None:
+    b = Builder()
+    graph = b.finish(b.reduce(b.input((64, 96)), "add", (1,)))
+    data = np.zeros((64, 96), np.float32)
+    data[3, 4], data[3, 90] = ends
+    with np.errstate(all="ignore"):
+        wanted = within(data).sum(axis=1)
+    np.testing.assert_array_equal(results(graph, [data], level, saturate_infinity=True), wanted)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_stochastic_rounding_moves_a_long_sum_of_halves(level: str) -> None:
     """The documented anchor: fp16 1024 + 0.5, 2048 times; to nearest even nothing ever changes."""
