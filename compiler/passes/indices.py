@@ -2,7 +2,7 @@
 
 An index tensor made of counts and constants (positions against a table that is too short) is
 evaluated here, on global shapes, and refused with the user's line. Indices that are data are
-counted when the program runs (`sim_cluster/values/kernels.py`).
+counted when the program runs (`sim_cluster/values/index_tests.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.diagnostics import CompileError, Diagnostic
 from shardwright.compiler.ir.analysis import known_elements
-from shardwright.compiler.ir.facts import counted_dim
+from shardwright.compiler.ir.facts import counted_dim, lookup
 from shardwright.compiler.ir.ops.gather import window_sizes
 from shardwright.compiler.ir.types import Graph, Op, Value
 
@@ -45,6 +45,31 @@ def check_indices(graph: Graph) -> None:
         rule = _RULES.get(op.name)
         if rule is not None:
             _check(op, rule(op), made, op.operands[1] in counted)
+
+
+def crosswise_windows(graph: Graph) -> list[Diagnostic]:
+    """A warning at the first gather or scatter whose windows are no runs of memory: neuronx-cc is
+    known to end at such (source: its release notes of 04/2024, known issues).
+    """
+    found = [op for op in graph.walk() if lookup(op) is not None and not _is_run(op)]
+    if not found:
+        return []
+    first, more = found[0], f", and {len(found) - 1} more" if len(found) > 1 else ""
+    window = "x".join(map(str, window_sizes(first)))
+    message = (
+        f"{first.name} moves windows of {window} out of {first.operands[0].type}, which are no runs"
+        f" of memory{more}; neuronx-cc may refuse it: IndirectLoad/Save requires contiguous"
+        " indirect access per partition"
+    )
+    advice = "index leading dims, so that a window has all of the dims behind them"
+    return [Diagnostic("SW_INDIRECT_ACCESS", message, first.loc, advice, severity="warning")]
+
+
+def _is_run(op: Op) -> bool:
+    """Whether a window of a gather or scatter lies in one piece, row-major."""
+    sizes, shape = window_sizes(op), op.operands[0].type.shape
+    outer = next((d for d, size in enumerate(sizes) if size > 1), len(sizes))
+    return sizes[outer + 1 :] == shape[outer + 1 :]
 
 
 def _check(op: Op, indexed: _Indexed, made: dict[Value, Op], counted: bool) -> None:

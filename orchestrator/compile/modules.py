@@ -27,6 +27,7 @@ from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.passes.doubles import doubles_narrowed
+from shardwright.compiler.passes.indices import crosswise_windows
 from shardwright.compiler.passes.integers import downcasts
 from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
 from shardwright.compiler.program import StepProgram
@@ -113,6 +114,7 @@ def _read(
         findings = list(module.facts.findings)
         for one in (graph, *module.facts.regions):
             findings += (*doubles_narrowed(one, resolved.options), *downcasts(one))
+            findings += crosswise_windows(one)
         for finding in findings:
             log.say("warning", finding.render())
     note("captured", lambda: module_text(module.stablehlo), "mlir")

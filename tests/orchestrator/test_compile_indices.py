@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -49,3 +50,28 @@ def test_a_release_without_the_check_would_not_have_told(
 
 
 LINE = read_and_added.__code__.co_firstlineno + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda t, i: t[i], False),
+        (lambda t, i: t[:, i], True),  # columns
+        (lambda t, i: t.at[:, i].add(1.0), True),
+        (lambda t, i: t[i, i], False),  # single elements
+    ],
+)
+def test_windows_that_are_no_runs_are_told_of_and_compiled(
+    function: Callable[..., jax.Array],
+    told: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = tmp_path / "m.export"
+    write_model(model, function, [TABLE, IDS])
+    line = f"shardwright compile {model} --target trn1 --output {tmp_path / 'm.neff'}"
+    assert compile_line(f"{line} --logfile {tmp_path / 'log.txt'}") == 0
+    err = " ".join(capsys.readouterr().err.split())
+    text = "IndirectLoad/Save requires contiguous indirect access per partition"
+    assert (text in err) is told and ("warning[SW_INDIRECT_ACCESS]" in err) is told
+    assert ("test_compile_indices.py:" in err) is told

@@ -178,6 +178,18 @@ def test_data_in_bounds_gives_no_warning(level: str) -> None:
         assert not watch.findings
 
 
+@pytest.mark.parametrize(("function", "width"), [(lookup, 3000), (added, 16)])
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_two_physical_cores_count_an_index_once(function: Callable, width: int, level: str) -> None:
+    """Cut along columns both look all indices up, cut along indices each some of them."""
+    table, index = np.ones((8, width), np.float32), np.array([0, 8, 3, 900, 7], np.int32)
+    graph = graph_of(function, table, index)
+    program = link(graph, CompileOptions(optlevel=1, lnc=2), "trn2.48xlarge")
+    watch = IndexWatch()
+    run_single(program, {"arg0": table, "arg1": index}, level, watch)
+    assert list(watch.counts.values()) == [2]
+
+
 def test_integer_and_truth_value_scatters() -> None:
     """Integers go through fp32 when that is permitted; truth values have no sum."""
     index = np.array([0, 7, 3], np.int32)
