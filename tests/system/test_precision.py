@@ -140,6 +140,49 @@ def test_mixed_precision_accumulation_keeps_fp32_around_sums(level: str) -> None
     assert distance(off, exact) > 1.2 * distance(on, exact)
 
 
+def accumulated(op: str, dtype: DType) -> Graph:
+    """A sum in a short type, read in fp32: a product over 300 terms, or a reduction over them."""
+    b = Builder()
+    x, y = b.input((32, 300), dtype), b.input((300, 16), dtype)
+    total = b.dot(x, y) if op == "dot" else b.reduce(b.multiply(x, x), "add", (1,))
+    return b.finish(b.convert(total, DType.F32), b.convert(b.op("negate", y), DType.F32))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16])
+@pytest.mark.parametrize("op", ["dot", "reduce"])
+def test_mixed_precision_accumulation_off_rounds_products_and_reductions(
+    op: str, dtype: DType, level: str
+) -> None:
+    """On: sums and their terms stay fp32 on chip; off: every operation has its declared type. What
+    overflows that type is infinite then; infinities and NaN stay what they are in both."""
+    x, y = normal(32, 300).astype(dtype.numpy), normal(300, 16, seed=1).astype(dtype.numpy)
+    x[3], y[:, 2] = 300.0, 300.0  # 2.7e7: beyond fp16
+    if op == "dot":  # its left operand is transposed, where an infinity spoils its row
+        y[7, 4], y[8, 5] = np.inf, np.nan
+    else:
+        x[5, 7], x[6, 8] = np.inf, np.nan
+    on, off = (
+        results(accumulated(op, dtype), [x, y], level, mixed_precision_accumulation=flag)
+        for flag in (True, False)
+    )
+    wide = [a.astype(np.float64) for a in (x, y)]
+    with np.errstate(all="ignore"):
+        terms = (x * x).astype(dtype.numpy).astype(np.float64)
+        exact = wide[0] @ wide[1] if op == "dot" else (wide[0] * wide[0]).sum(axis=1)
+        rounded = wide[0] @ wide[1] if op == "dot" else terms.sum(axis=1)
+        rounded = rounded.astype(np.float32).astype(dtype.numpy).astype(np.float32)
+    np.testing.assert_allclose(on, exact, rtol=1e-5, atol=1e-3)
+    ulp = 2.0**-8 if dtype is DType.BF16 else 2.0**-11
+    np.testing.assert_allclose(off, rounded, rtol=2 * ulp, atol=1e-3)
+    short = off.astype(dtype.numpy).astype(np.float32)
+    np.testing.assert_array_equal(off, short)  # rounded to the declared type
+    finite, large = np.isfinite(exact), (3, 2)[: exact.ndim]
+    with np.errstate(over="ignore"):
+        assert (on != on.astype(dtype.numpy).astype(np.float32))[finite].any()
+    assert np.isinf(off[large]) == (dtype is DType.F16) and np.isfinite(on[large])
+
+
 def transposing(kind: str = "dot") -> Graph:
     """A product whose left operand is stored with its contracted dim innermost."""
     b = Builder()
