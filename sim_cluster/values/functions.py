@@ -303,7 +303,7 @@ class FunctionCode:
         """The tests of a kernel on a physical core, without those of what the cores before it look
         up too: a kernel may be cut along other dims than its indices have."""
         tests = [
-            index_tests(subgraph[number].program, self.dtypes)
+            index_tests(subgraph[number].program, self.function.tensors)
             for subgraph in self.function.subgraphs[: core + 1]
         ]
         known = [test.key for others in tests[:-1] for test in others]

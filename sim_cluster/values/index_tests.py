@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.kernel import KernelProgram, access_by_index
+from shardwright.compiler.isa.kernel import KernelProgram, Tensor, access_by_index
 from shardwright.sim_cluster.instructions.index_watch import Access
 from shardwright.sim_cluster.values.kernels import Arrays, Registers, needed_nodes, values_of
 
@@ -26,8 +25,10 @@ class IndexTest:
     key: object
 
 
-def index_tests(program: KernelProgram, dtypes: Sequence[DType]) -> list[IndexTest]:
-    """The tests of a kernel; `dtypes` are those of the tensors."""
+def index_tests(program: KernelProgram, tensors: Sequence[Tensor]) -> list[IndexTest]:
+    """The tests of a kernel of a function with `tensors`. Indices that are constants were checked
+    when the program was compiled: those that a scatter drops are meant so."""
+    dtypes = [tensor.dtype for tensor in tensors]
     found = []
     for node in program.nodes:
         access = access_by_index(node)
@@ -38,8 +39,11 @@ def index_tests(program: KernelProgram, dtypes: Sequence[DType]) -> list[IndexTe
         if not inside and not stored:  # a gather without a test reads rows that are there
             continue
         nodes = [program.nodes[n] for n in needed_nodes(program, wanted)]
+        loads = [n for n in nodes if n.op == "load"]
+        if all(tensors[n.attrs["view"].tensor].kind == "constant" for n in loads):
+            continue
         values = values_of(program, dtypes, wanted)
-        dims = frozenset(d for n in nodes if n.op == "load" for d in n.iter_dims)
+        dims = frozenset(d for n in loads for d in n.iter_dims)
         count = _false(values) if inside else _strangers(values, node.attrs["rows"], dims)
         sizes = [(d, program.iter_dims[d]) for d in sorted(dims)]
         replicated = tuple(node.attrs.get("replicated", ()))

@@ -60,8 +60,9 @@ def test_known_indices_inside_and_dropped_constants_pass() -> None:
     inside = graph_of(lambda t: t[jnp.arange(8)] + t[-np.arange(8) - 1], TABLE)
     for (have,) in run_levels(inside, [TABLE]):
         np.testing.assert_array_equal(have, TABLE + TABLE[::-1])
-    dropped = graph_of(lambda t: t.at[np.array([3, 9])].add(1.0, mode="drop"), TABLE)
-    for (have,) in run_levels(dropped, [TABLE]):
+    dropped = link(graph_of(lambda t: t.at[np.array([3, 9])].add(1.0, mode="drop"), TABLE))
+    for level in ("L0", "L1"):
+        have = run_single(dropped, {"arg0": TABLE}, level, IndexWatch(strict=True))["out0"]
         np.testing.assert_array_equal(have, TABLE + (np.arange(8) == 3)[:, None])
 
 
