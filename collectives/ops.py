@@ -80,3 +80,8 @@ def group_index(mesh: Mapping[str, int], axes: Sequence[str], rank: int) -> int:
     for axis in axes:
         index = index * mesh[axis] + rank // strides[axis] % mesh[axis]
     return index
+
+
+def positions(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
+    """Position of `rank` along every axis."""
+    return {axis: group_index(mesh, (axis,), rank) for axis in mesh}

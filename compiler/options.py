@@ -48,7 +48,10 @@ class CompileOptions:
     """
 
     saturate_infinity: bool = False
-    """Clamp infinities in front of transposes that the tensor engine does as matmul."""
+    """Clamp infinities in front of what makes NaN of them."""
+
+    saturate_before: str = choice("any", "any", "transposes")
+    """What that is: any operation, or transposes that the tensor engine does as matmul alone."""
 
     native_int64: str = choice("default", "default", "enabled", "disabled")
 

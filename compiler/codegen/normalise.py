@@ -26,7 +26,14 @@ from shardwright.compiler.codegen.domain import (
 from shardwright.compiler.codegen.positions import fold_counters, fold_masks
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.kernel import STORES, Bound, KernelProgram, Node, View
+from shardwright.compiler.isa.kernel import (
+    STORES,
+    Bound,
+    KernelProgram,
+    Node,
+    View,
+    access_by_index,
+)
 
 _TINY, _HUGE = 2.0**-126, 2.0**127  # normal fp32 numbers (IEEE 754)
 
@@ -76,8 +83,9 @@ def _append(domain: Domain, node: Node, inputs: Numbers) -> int:
     over = frozenset(attrs.pop("over", ())) & set(domain.sizes)
     if node.op in SPLATS:
         attrs = {k: attrs[k] for k in ("value", "low", "high") if k in attrs}
-    if node.op == "load_indexed":
-        inputs = inputs[:1]  # what lies outside is only counted, by whoever runs the kernel
+    if (indexed := access_by_index(node)) is not None:
+        inputs = inputs[: len(indexed[0])]  # what lies outside is only counted, by who runs it
+        attrs.pop("replicated", None)
     if "order" in attrs:
         attrs["order"] = tuple(a for a in attrs["order"] if a in domain.sizes)
     if over:

@@ -85,6 +85,9 @@ class OpDef:
     pure: bool = True
 
 
+LATER = {"later": True}
+"""Metadata of attributes that a definition got later, behind all others: where they hold their
+default, a serialised graph does not have them, and is what it was before."""
 OPS: dict[str, OpDef] = {}
 FIRST, SECOND, ALL = slice(0, 1), slice(1, 2), slice(0, None)
 """Operands of an op."""

@@ -20,6 +20,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import combination, needed_whole
 from shardwright.compiler.ir.ops import AxisIndexAttrs, ConstantAttrs
+from shardwright.compiler.ir.ops.gather import watched
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.printer_ops import (
@@ -238,7 +239,8 @@ class _Printer:
         if attributes is None:
             attributes = attributes_of(op)
         ordinal = self.ordinal
-        operands = [(self.names[v], v.type) for v in op.operands] + list(extra)
+        own = op.operands if watched(op) is None else op.operands[:-1]  # StableHLO watches nothing
+        operands = [(self.names[v], v.type) for v in own] + list(extra)
         entries = [*attributes, *([f"shardwright.id = {integer(ordinal)}"] if self.ids else [])]
         head = f'"{name}"({", ".join(n for n, _ in operands)})'
         target = self.targets(op)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.ops.gather import LAST_STARTS, watched
 from shardwright.compiler.ir.ops.host import HOST
 from shardwright.compiler.ir.ops.shape import ConstantAttrs
 from shardwright.compiler.ir.types import Op
@@ -132,7 +133,14 @@ def _gather(op: Op) -> list[str]:
         f"dimension_numbers = #stablehlo.gather<{_walked(op, *_GATHERED)}>",
         f"slice_sizes = {dense_array(op.attrs.slice_sizes)}",
         "indices_are_sorted = false",
+        *_last_starts(op),
     ]
+
+
+def _last_starts(op: Op) -> list[str]:
+    """Where a padded operand ended, for who reads the text back."""
+    known = op.attrs.last_starts if watched(op) is None else ()
+    return [f"{LAST_STARTS} = {dense_array(known)}"] if known else []
 
 
 def _scatter(op: Op) -> list[str]:
@@ -140,6 +148,7 @@ def _scatter(op: Op) -> list[str]:
         f"scatter_dimension_numbers = #stablehlo.scatter<{_walked(op, *_SCATTERED)}>",
         "indices_are_sorted = false",
         f"unique_indices = {json.dumps(op.attrs.unique)}",
+        *_last_starts(op),
     ]
 
 

@@ -8,7 +8,7 @@ equal bytes. Without locations the bytes are what unit keys hash. Loading checks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import msgpack
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, LoadError, Loc
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.opdef import LATER, OPS
 from shardwright.compiler.ir.types import Graph, Op, TensorType, Value, tensor_type
 from shardwright.compiler.support.fields import check_fields
 
@@ -88,7 +88,22 @@ class _Writer:
 
 
 def _field_values(attrs: Any) -> list[Any]:
-    return [getattr(attrs, f.name) for f in fields(attrs)]
+    """The values of the fields, without later ones at the end that hold their defaults."""
+    values = [getattr(attrs, f.name) for f in fields(attrs)]
+    for f in reversed(fields(attrs)):
+        if f.metadata != LATER or values[-1] != f.default:
+            break
+        values.pop()
+    return values
+
+
+def _with_values(attrs: type, values: Sequence[Any]) -> Any:
+    """The attrs of `_field_values`. Raises ValueError for another number of fields."""
+    known = fields(attrs)
+    least = sum(f.metadata != LATER for f in known)
+    if not least <= len(values) <= len(known):
+        raise ValueError(f"{attrs.__name__} has {len(known)} fields, got {len(values)}")
+    return attrs(**{f.name: value for f, value in zip(known, values, strict=False)})
 
 
 def dump(graph: Graph, with_locs: bool) -> bytes:
@@ -147,15 +162,11 @@ class _Reader:
     """The tables of one load."""
 
     def __init__(self, document: dict[str, Any], place: Callable[[Loc], Loc]) -> None:
-        classes: dict[str, Callable[..., Any]] = dict(attrs_classes())
-        known = {k: [f.name for f in fields(c)] for k, c in attrs_classes().items()}
+        classes = attrs_classes()
         self.names = document["names"]
         self.types = document["types"]
         self.locs = [place(Loc(*row)) for row in document["locs"]]
-        self.attrs = [
-            classes[name](**dict(zip(known[name], values, strict=True)))
-            for name, *values in document["attrs"]
-        ]
+        self.attrs = [_with_values(classes[name], values) for name, *values in document["attrs"]]
         for attrs in self.attrs:
             check_fields(attrs)
 

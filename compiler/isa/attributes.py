@@ -30,12 +30,13 @@ _DIRECTION = one_of("EQ", "NE", "LT", "LE", "GT", "GE")
 _LIMIT = either(WHOLE, NOTHING)
 _OPERAND = either(COUNT, VIEW)
 _ROWS: dict[str, Rule] = {"view": VIEW, "stride": WHOLE, "rows": COUNT}
+_COUNTED: dict[str, Rule] = {"replicated": several(TEXT)}
 _KEPT_INSIDE: dict[str, Rule] = {"low": _LIMIT, "high": _LIMIT}
 
 KERNEL_ATTRIBUTES: Mapping[str, Table] = {
     "compute": Table(),
     "idle": Table(),
-    "register_load": Table({"register": COUNT, "view": VIEW}, _KEPT_INSIDE),
+    "register_load": Table({"register": COUNT, "view": VIEW}, {**_KEPT_INSIDE, **_COUNTED}),
     "collective_start": Table({"collective": COUNT, "source": _OPERAND, "target": _OPERAND}),
     "collective_wait": Table({"collective": COUNT}),
 }
@@ -91,7 +92,7 @@ NODE_FORMS: Mapping[str, NodeForm] = {
         for op in ops
     },
     "load": NodeForm((0,), Table({"view": VIEW}, {"bounds": several(BOUND)})),
-    "load_indexed": NodeForm((1, 2), Table(_ROWS, {"mode": one_of("clamp", "fill")})),
+    "load_indexed": NodeForm((1, 2), Table(_ROWS, {"mode": one_of("clamp", "fill"), **_COUNTED})),
     "constant": NodeForm((0,), Table({"value": NUMBER})),
     "iota": NodeForm((0,), Table({"atom": COUNT, "start": AFFINE, "step": WHOLE}, _KEPT_INSIDE)),
     "register": NodeForm((0,), Table({"value": AFFINE}, _KEPT_INSIDE)),
@@ -108,10 +109,10 @@ NODE_FORMS: Mapping[str, NodeForm] = {
     "contract": NodeForm((2,), Table({"over": COUNTS})),
     "store": NodeForm((1,), Table({"view": VIEW})),
     "store_indexed": NodeForm(
-        (2,),
+        (2, 3),
         Table(
             {**_ROWS, "kind": one_of("add", "multiply", "max", "min", "replace")},
-            {"unique": FLAG, "order": COUNTS},
+            {"unique": FLAG, "order": COUNTS, **_COUNTED},
         ),
     ),
 }

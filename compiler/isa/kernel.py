@@ -124,9 +124,10 @@ class Node:
 
     load (), view[, bounds]: the elements of the view; with `bounds` (of the windows of a
         convolution) those inside all of them, and 0 elsewhere.
-    load_indexed (index[, inside]), view, stride, rows, mode: the view shifted by index * stride
-        elements per point; `rows` legal rows; mode "clamp" (the index) or "fill" (out of range
-        reads 0). Points where `inside` is false count as out of bounds; it has no other effect.
+    load_indexed (index[, inside]), view, stride, rows, mode[, replicated]: the view shifted by
+        index * stride elements per point; `rows` legal rows; mode "clamp" (the index) or "fill"
+        (out of range reads 0). Points where `inside` is false count as out of bounds, once over the
+        mesh axes `replicated`; neither has another effect.
     constant (), value: a splat.
     iota (), atom, start: Affine, step[, low, high]: start + step * position along it, known
         to stay in low .. high.
@@ -141,8 +142,10 @@ class Node:
     reduce (a,), kind: add max min and or xor multiply, over: iter dims: spans the others of a.
     contract (lhs, rhs), over: iter dims: sum over `over` of lhs * rhs, accumulated in fp32.
     store (a,), view: no value; writes the view, rounding to the tensor's type.
-    store_indexed (a, index), view, stride, rows, kind, unique, order: no value; combines a with
-        the rows picked by index; out-of-range rows are dropped. kind: add multiply max min replace.
+    store_indexed (a, index[, inside]), view, stride, rows, kind, unique, order[, replicated]: no
+        value; combines a with the rows picked by index; out-of-range rows are dropped. They count
+        as out of bounds, or the points where `inside` is false where there is one, as of a load.
+        kind: add multiply max min replace.
         `unique` promises that no row is picked twice; else updates of a row are applied in the
         order of the iter dims `order`, which lists the index's iter dims from major to minor.
     """
@@ -154,12 +157,22 @@ class Node:
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
+def access_by_index(node: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """What an access by index reads (data to store, the index), and the node that tells which of
+    its points lie inside, if it has one; None for other nodes."""
+    if "rows" not in node.attrs:
+        return None
+    read = 1 + (node.op in STORES)
+    return node.inputs[:read], node.inputs[read:]
+
+
 @dataclass(frozen=True, slots=True)
 class KernelProgram:
     """The meaning of one kernel.
 
     kind `compute`: iter dims and nodes as above. kind `register_load`: attrs {register, view}: an
-    integer scalar becomes a register (clamped to attrs `low`, `high`). kind `collective_start`:
+    integer scalar becomes a register (clamped to attrs `low`, `high`; with `replicated`, what that
+    moves is an index out of bounds, once over these mesh axes). kind `collective_start`:
     attrs {collective, source, target, ...} where
     `collective` indexes the function's `CollectiveCall` table. kind `collective_wait`: attrs
     {collective}. kind `idle`: nothing; a physical core has no part in what the other one does.

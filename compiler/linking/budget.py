@@ -203,16 +203,18 @@ def _least_instructions(op: Op) -> int:
     return 2 * result.num_elements * summed // MATMUL_FLOPS
 
 
-def check_operator_instructions(functions: Sequence[Function], optlevel: int) -> None:
+def check_operator_instructions(
+    functions: Sequence[Function], optlevel: int, called: str = ""
+) -> None:
     """Raises: CompileError NCC_EXTP004 when the largest fused operator of `functions` is over its
-    limit.
+    limit; `called` is how the vendor's compiler names the function, where there is one.
     """
     kernels = [k for function in functions for subgraph in function.subgraphs for k in subgraph]
     counts = [count_instructions(kernel.body, unrolled=optlevel > 1) for kernel in kernels]
     if max(counts, default=0) > OPERATOR_LIMIT:
         kernel = kernels[counts.index(max(counts))].program
-        what = f"operator {kernel.name} requires"
-        raise _too_many("NCC_EXTP004", what, max(counts), OPERATOR_LIMIT, _location(kernel.loc))
+        what, loc = f"operator {kernel.name} requires", _location(kernel.loc)
+        raise _too_many("NCC_EXTP004", what, max(counts), OPERATOR_LIMIT, loc, called)
 
 
 def function_instructions(function: Function, optlevel: int) -> int:
@@ -221,20 +223,32 @@ def function_instructions(function: Function, optlevel: int) -> int:
     return sum(count_instructions(k.body, unrolled=optlevel > 1) for k in kernels)
 
 
-def check_module_instructions(count: int, limit: int, name: str = "the module") -> None:
-    """Raises: CompileError NCC_EBVF030 when a module has more instructions than `limit`."""
+def check_module_instructions(
+    count: int, limit: int, name: str = "the module", called: str = ""
+) -> None:
+    """Raises: CompileError NCC_EBVF030 when a module has more instructions than `limit`; `called`
+    is its largest function.
+    """
     if count > limit:
-        raise _too_many("NCC_EBVF030", f"{name} requires", count, limit, None)
+        raise _too_many("NCC_EBVF030", f"{name} requires", count, limit, None, called)
+
+
+def subgraph_name(number: int, name: str) -> str:
+    """What the vendor's compiler calls the function with a number, and what we do."""
+    return f"sg{number:04d} ({name})"
 
 
 def _location(ordinal: int) -> Loc | None:
     return Loc(ORDINAL_FILE, ordinal) if ordinal >= 0 else None
 
 
-def _too_many(code: str, what: str, count: int, limit: int, loc: Loc | None) -> CompileError:
+def _too_many(
+    code: str, what: str, count: int, limit: int, loc: Loc | None, called: str = ""
+) -> CompileError:
+    where = f" for function {called}" if called else ""
     return CompileError(
         code,
-        f"too many instructions after unroll: {what} {count}, the limit is {limit}",
+        f"too many instructions after unroll{where}: {what} {count}, the limit is {limit}",
         loc,
         _CODE_HELP,
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
 from shardwright.compiler.ir.cross_stage import is_cross_stage
 from shardwright.compiler.ir.facts import is_constant_like, keeps_order, places_of, takes_at
-from shardwright.compiler.ir.ops import ScatterAttrs, SliceAttrs, UnfoldAttrs
+from shardwright.compiler.ir.ops import DynamicSliceAttrs, ScatterAttrs, SliceAttrs, UnfoldAttrs
 from shardwright.compiler.ir.ops.host import STORE
 from shardwright.compiler.ir.rewrite import reading
 from shardwright.compiler.ir.traits import ALIASING, IDENTITIES, LITERALS, WRITES
@@ -86,7 +86,7 @@ class Body:
         self._dense = dense
         self._forced_copy: dict[Value, Value] = {}
         self._stored_copy: dict[Value, Value] = {}
-        self._registers: dict[tuple[Value, Interval], int] = {}
+        self._registers: dict[tuple[Value, Interval, tuple[str, ...] | None], int] = {}
         self._in_place = _in_place_updates(graph, donated)
         self._uses = Counter(v for op in graph.ops for v in op.operands)
         self._uses.update(graph.outputs)
@@ -313,12 +313,14 @@ class Body:
 
     def _load_register(self, op: Op, start: Value, range: Interval) -> int:
         """The register of an integer that is data, clamped to a range."""
-        key = (start, range)
+        watched = isinstance(op.attrs, DynamicSliceAttrs) and op.attrs.looked_up
+        replicated = op.attrs.replicated if watched else None
+        key = (start, range, replicated)
         if key not in self._registers:
             stored = self.stored(start, op)
             self._registers[key] = register = self.num_registers
             self.num_registers += 1
-            attrs = RegisterAttrs(register, *range)
+            attrs = RegisterAttrs(register, *range, replicated)
             load = Op(REGISTER, (start,), (Value(start.type),), attrs, (), op.loc)
             self.register_task[register] = self.add_task(load, ALONE, (stored,))
         return self._registers[key]

@@ -19,7 +19,7 @@ from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.combinations import ELEMENTWISE_OF
 from shardwright.compiler.ir.facts import joined_dim
 from shardwright.compiler.ir.ops import AllToAllAttrs, ScatterAttrs
-from shardwright.compiler.ir.ops.gather import windows_of
+from shardwright.compiler.ir.ops.gather import last_starts, windows_of
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.lower.level import Rule, Site, rewritten
@@ -117,7 +117,8 @@ def _gather(b: Site, op: Op) -> Value | None:
     length = operand.type.shape[row]
     shape = (*op.result.type.shape, length)
     last = len(shape) - 1
-    low, high = (b.full((), n, dtype) for n in (0, length - 1))  # as a gather clamps
+    end = last_starts(op)[op.attrs.start_index_map.index(row)]
+    low, high = (b.full((), n, dtype) for n in (0, end))  # as a gather clamps
     index = b.op("clamp", low, axis.column, high)
     hit = _hits(b, index, shape, last, range(last))
     dims = [last if d == row else axis.batch[d] for d in range(operand.type.rank)]
@@ -128,7 +129,7 @@ def _gather(b: Site, op: Op) -> Value | None:
 
 def _scatter(b: Site, op: Op) -> Value | None:
     """result[b, r] = operand[b, r] + sum over k of where(r == index[b, k], update[b, k], 0)."""
-    operand, _, update = op.operands
+    operand, _, update = op.operands[:3]
     axis, attrs = _axis(b, op), op.attrs
     if axis is None:
         return None
@@ -174,7 +175,7 @@ def _any_scatter(b: Site, op: Op) -> Value | None:
     the business of `passes/integers.py`).
     """
     found = _scatter(b, op)
-    operand, index, update = op.operands
+    operand, index, update, *watched = op.operands
     dtype = operand.type.dtype
     if found is not None or dtype.is_float or op.attrs.kind == "replace":
         return found
@@ -183,7 +184,7 @@ def _any_scatter(b: Site, op: Op) -> Value | None:
     if op.attrs.kind != "add" or op.attrs.unique:
         return None
     wide = [b.convert(v, DType.F32) for v in (operand, update)]
-    total = b.op("scatter", wide[0], index, wide[1], attrs=op.attrs)
+    total = b.op("scatter", wide[0], index, wide[1], *watched, attrs=op.attrs)
     return as_integers(b, total, dtype, (operand, update))
 
 

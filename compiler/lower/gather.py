@@ -13,13 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.ops import GatherAttrs
-from shardwright.compiler.ir.ops.gather import windows_of
+from shardwright.compiler.ir.ops.gather import last_starts, watched, window_sizes, windows_of
 from shardwright.compiler.ir.types import Op, Value
 from shardwright.compiler.isa.kernel import View
 from shardwright.compiler.lower.indexing_map import (
@@ -41,15 +40,6 @@ if TYPE_CHECKING:
     from shardwright.compiler.lower.body import Body
     from shardwright.compiler.lower.emit import Emitter
     from shardwright.compiler.lower.space import Space
-
-
-def _window_sizes(op: Op) -> tuple[int, ...]:
-    """The size of a window per dim of the operand."""
-    if isinstance(op.attrs, GatherAttrs):
-        return op.attrs.slice_sizes
-    rank, update = op.result.type.rank, op.operands[2].type.shape
-    walked = windows_of(op.attrs).walked(rank)
-    return tuple(update[walked[d]] if d in walked else 1 for d in range(rank))
 
 
 def _make_gather(body: Body, op: Op) -> None:
@@ -83,12 +73,16 @@ def _gather_indexing(space: Space, task: Task) -> IndexingMap:
         if task.op.attrs.slice_sizes[d] == task.data[0].type.shape[d]:
             result[dim] = operand[d]
     _walk_index(space, task, tuple(result), index)
+    if watched(task.op) is not None:
+        _walk_index(space, task, tuple(result), space.operand(task, 2))
     return tuple(result)
 
 
 def _scatter_indexing(space: Space, task: Task) -> IndexingMap:
     update = space.operand(task, 1)
     _walk_index(space, task, update, space.operand(task, 0))
+    if watched(task.op) is not None:
+        _walk_index(space, task, update, space.operand(task, 2))
     return update
 
 
@@ -103,7 +97,8 @@ def _emit_gather(emitter: Emitter, task: Task) -> int:
     steps = address.steps({})
     row = address.row(steps, {}, clamped=True)
     attrs = {"view": view, "stride": steps.unit, "rows": steps.rows, "mode": "clamp"}
-    inputs = (row, *address.inside())
+    inputs = (row, *(address.inside_whole() or address.inside()))
+    attrs |= _counted(task.op)
     return emitter.node("load_indexed", inputs, all_leaves(result), task.result.type.dtype, attrs)
 
 
@@ -127,12 +122,19 @@ def _emit_scatter(emitter: Emitter, task: Task) -> int:
         "kind": task.op.attrs.kind,
         "unique": task.op.attrs.unique,
         "order": tuple(n for a in all_leaves(ordered) for n in emitter.numbers((a,))),
+        **_counted(task.op),
     }
     source = emitter.operand(task, 1)
     span = all_leaves(update)
-    emitter.node("store_indexed", (source, row), span, task.result.type.dtype, attrs)
+    inputs = (source, row, *address.inside_whole())
+    emitter.node("store_indexed", inputs, span, task.result.type.dtype, attrs)
     emitter.note_store(task, view)
     return -1
+
+
+def _counted(op: Op) -> dict[str, Any]:
+    """The attribute of an access whose indices other ranks have too."""
+    return {"replicated": op.attrs.replicated} if op.attrs.replicated else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,9 @@ class _Address:
     def __init__(self, emitter: Emitter, task: Task, value: Value, index: int) -> None:
         self.emitter, self.value, self.index = emitter, value, task.data[index]
         self.indexing = emitter.space.operand(task, index)
-        self.windows, self.sizes = windows_of(task.op.attrs), _window_sizes(task.op)
+        self.task = task
+        self.windows, self.sizes = windows_of(task.op.attrs), window_sizes(task.op)
+        self.last = dict(zip(self.windows.index_map, last_starts(task.op), strict=True))
         self.batching = dict(
             zip(self.windows.operand_batching, self.windows.indices_batching, strict=True)
         )
@@ -197,9 +201,11 @@ class _Address:
         """The row number per window; unless `clamped`, -1 for a window that leaves the tensor."""
         index = self.index.type.dtype
         if len(steps.of) == len(self._addressed()) == 1 and index is DType.I32 and not folded:
-            entry = self._entry(0)  # one dim: the range check of the transfer is the test
-            self._test(entry, self._clamp(entry, self.windows.index_map[0]))
-            return entry
+            (d,) = self.windows.index_map
+            if self.last[d] == steps.rows - 1:
+                entry = self._entry(0)  # one dim: the range check of the transfer is the test
+                self._test(entry, self._clamp(entry, d))
+                return entry
         terms = [self._term(k, d, steps.of.get(d, 0)) for k, d in enumerate(self.windows.index_map)]
         for d, i in self.batching.items():
             terms.append(count(self.emitter, self.indexing[i], DType.I32, step=steps.of.get(d, 0)))
@@ -217,6 +223,21 @@ class _Address:
         """The node that tells which windows lie inside the tensor, if any may not."""
         return (self._joined("and", self._tests, DType.PRED),) if self._tests else ()
 
+    def inside_whole(self) -> tuple[int, ...]:
+        """The node that tells which windows lie inside the whole operand, where this rank has a
+        part of it.
+        """
+        given = watched(self.task.op)
+        if given is None:
+            return ()
+        at = len(self.task.data) - 1
+        value, indexing = self.task.data[at], self.emitter.space.operand(self.task, at)
+        tests = []
+        for k, last in enumerate(self.task.op.attrs.last_starts):
+            entry = self._element(value, indexing, k)
+            tests.append(self._unmoved(entry, self._between(entry, last, value.type.dtype)))
+        return (self._joined("and", tests, DType.PRED),)
+
     def _term(self, k: int, d: int, step: int) -> int:
         """Rows that entry `k` of the index moves; it is clamped to its dim on the way."""
         entry = self._entry(k)
@@ -231,31 +252,42 @@ class _Address:
 
     def _entry(self, k: int) -> int:
         """Entry `k` of every index vector."""
-        place, indexing = self.emitter.storage.place(self.index), self.indexing
+        return self._element(self.index, self.indexing, k)
+
+    def _element(self, value: Value, indexing: IndexingMap, k: int) -> int:
+        """Entry `k` of the vectors of an index tensor."""
+        place = self.emitter.storage.place(value)
         d = self.windows.vector_dim
         if d < len(indexing):
             pieces = place.layout.dims[d]
             if len(pieces) > 1:
-                raise NeedsCopyError(self.index)
+                raise NeedsCopyError(value)
             offset = place.layout.offset + k * (pieces[0][1] if pieces else 0)
             dims = tuple(() if i == d else p for i, p in enumerate(place.layout.dims))
             place = Place(place.tensor, Layout(offset, dims))
             indexing = tuple(() if i == d else expr for i, expr in enumerate(indexing))
         if any(stride == 0 for pieces in place.layout.dims for _, stride in pieces):
-            raise NeedsCopyError(self.index)  # row numbers exist once per window
-        return self.emitter.load(self.index, indexing, place=place)
+            raise NeedsCopyError(value)  # row numbers exist once per window
+        return self.emitter.load(value, indexing, place=place)
 
     def _clamp(self, entry: int, d: int) -> int:
         """An entry inside the positions where a window of dim `d` may start."""
-        dtype = self.index.type.dtype
-        last = min(self.shape[d] - self.sizes[d], int(np.iinfo(dtype.numpy).max))
+        return self._between(entry, self.last[d], self.index.type.dtype)
+
+    def _between(self, entry: int, last: int, dtype: DType) -> int:
+        """An entry clamped to 0 .. `last`."""
+        last = min(last, int(np.iinfo(dtype.numpy).max))
         low, high = self.emitter.constant(0, dtype), self.emitter.constant(last, dtype)
         return self.emitter.pointwise("clamp", (low, entry, high), dtype)
 
     def _test(self, entry: int, clamped: int) -> None:
         """Remember that windows whose entry was moved by clamping lie outside."""
+        self._tests.append(self._unmoved(entry, clamped))
+
+    def _unmoved(self, entry: int, clamped: int) -> int:
+        """Where clamping an entry did not move it."""
         attrs = {"direction": "EQ"}
-        self._tests.append(self.emitter.pointwise("compare", (entry, clamped), DType.PRED, attrs))
+        return self.emitter.pointwise("compare", (entry, clamped), DType.PRED, attrs)
 
     def _joined(self, op: str, terms: Sequence[int], dtype: DType) -> int:
         return reduce(lambda total, term: self.emitter.pointwise(op, (total, term), dtype), terms)

@@ -29,11 +29,14 @@ ORDINAL_FILE = "#"
 
 @dataclass(frozen=True, slots=True)
 class RegisterAttrs:
-    """The register a scalar is loaded into, and the range it is clamped to."""
+    """The register a scalar is loaded into, and the range it is clamped to. With `replicated`, what
+    clamping moves is an index out of bounds, which counts once over these mesh axes.
+    """
 
     register: int
     low: int
     high: int
+    replicated: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,8 @@ def _register_kernel(storage: Storage, task: Task) -> KernelProgram:
     place, attrs = storage.place(task.data[0]), task.op.attrs
     view = View(place.tensor, place.layout.offset, ())
     fields = {"register": attrs.register, "view": view, "low": attrs.low, "high": attrs.high}
+    if attrs.replicated is not None:
+        fields["replicated"] = attrs.replicated
     return KernelProgram(
         "register_load", f"register.{attrs.register}", attrs=fields, loc=_ordinal(task.op)
     )

@@ -2,7 +2,7 @@
 
 An index tensor made of counts and constants (positions against a table that is too short) is
 evaluated here, on global shapes, and refused with the user's line. Indices that are data are
-counted when the program runs (`sim_cluster/values/kernels.py`).
+counted when the program runs (`sim_cluster/values/index_tests.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.diagnostics import CompileError, Diagnostic
 from shardwright.compiler.ir.analysis import known_elements
-from shardwright.compiler.ir.facts import counted_dim
+from shardwright.compiler.ir.facts import counted_dim, lookup
+from shardwright.compiler.ir.ops.gather import window_sizes
 from shardwright.compiler.ir.types import Graph, Op, Value
 
 _CONSTANT = "NCC_ESMP002"
@@ -46,6 +47,31 @@ def check_indices(graph: Graph) -> None:
             _check(op, rule(op), made, op.operands[1] in counted)
 
 
+def crosswise_windows(graph: Graph) -> list[Diagnostic]:
+    """A warning at the first gather or scatter whose windows are no runs of memory: neuronx-cc is
+    known to end at such (source: its release notes of 04/2024, known issues).
+    """
+    found = [op for op in graph.walk() if lookup(op) is not None and not _is_run(op)]
+    if not found:
+        return []
+    first, more = found[0], f", and {len(found) - 1} more" if len(found) > 1 else ""
+    window = "x".join(map(str, window_sizes(first)))
+    message = (
+        f"{first.name} moves windows of {window} out of {first.operands[0].type}, which are no runs"
+        f" of memory{more}; neuronx-cc may refuse it: IndirectLoad/Save requires contiguous"
+        " indirect access per partition"
+    )
+    advice = "index leading dims, so that a window has all of the dims behind them"
+    return [Diagnostic("SW_INDIRECT_ACCESS", message, first.loc, advice, severity="warning")]
+
+
+def _is_run(op: Op) -> bool:
+    """Whether a window of a gather or scatter lies in one piece, row-major."""
+    sizes, shape = window_sizes(op), op.operands[0].type.shape
+    outer = next((d for d, size in enumerate(sizes) if size > 1), len(sizes))
+    return sizes[outer + 1 :] == shape[outer + 1 :]
+
+
 def _check(op: Op, indexed: _Indexed, made: dict[Value, Op], counted: bool) -> None:
     values = known_elements(made, op.operands[1])
     if values is None or not values.size or (indexed.drops and not counted):
@@ -73,18 +99,10 @@ def _gather(op: Op) -> _Indexed:
 
 def _scatter(op: Op) -> _Indexed:
     dims = op.attrs.scatter_dims_to_operand_dims
-    return _Indexed(dims, _window_sizes(op), "NCC_EVRF031", drops=True)
+    return _Indexed(dims, window_sizes(op), "NCC_EVRF031", drops=True)
 
 
 _RULES = {"gather": _gather, "scatter": _scatter}
-
-
-def _window_sizes(op: Op) -> list[int]:
-    """Window size of a scatter per operand dim."""
-    a, update = op.attrs, op.operands[2].type.shape
-    gone = a.inserted_window_dims + a.input_batching_dims
-    walked = iter(a.update_window_dims)
-    return [1 if d in gone else update[next(walked)] for d in range(op.operands[0].type.rank)]
 
 
 def _counted(graph: Graph) -> set[Value]:

@@ -83,7 +83,7 @@ AUTO_CAST = Rewrite(
 SATURATE = Rewrite(
     "saturate",
     saturate_infinity,
-    "infinities are clamped in front of transposes done as products",
+    "infinities are clamped in front of what makes NaN of them",
     keeps=(LOOP_FREE,),
 )
 REDUCE_STRENGTH = Rewrite(
@@ -135,7 +135,7 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
         AUTO_CAST.given(options),
     ]
     if options.saturate_infinity and generation == "v2":
-        precision.append(SATURATE)
+        precision.append(SATURATE.given(before=options.saturate_before))
     return (*precision, *LOCAL_PASSES)
 
 

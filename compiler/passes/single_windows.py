@@ -1,9 +1,11 @@
 """Gathers and scatters of a single window: slices and updates at starts that are data.
 
 A gather with one index vector reads one window, clamped as `dynamic_slice` clamps it. As a view
-it costs nothing: who reads the window reads the operand, at an address from a register. A scatter
-of one window that surely lies inside is an update in place. Batched indexing of one sample's
-rows, and of the matrices of one expert, are such gathers on a core that has one sample.
+it costs nothing: who reads the window reads the operand, at an address from a register, which is
+watched as the index was. A scatter of one window that surely lies inside is an update in place.
+Both stay what they are where the shape does not say which indices are wrong: a rank that holds a
+part masks what it has of a window. Batched indexing of one sample's rows, and of the matrices of
+one expert, are such gathers on a core that has one sample.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import numpy as np
 from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import joined_dim, limits_of
-from shardwright.compiler.ir.ops.gather import Windows, windows_of
+from shardwright.compiler.ir.ops.gather import Windows, last_starts, windows_of
+from shardwright.compiler.ir.ops.shape import DynamicSliceAttrs
 from shardwright.compiler.ir.types import Op, Value
 
 LEAST_BYTES = 64 * 1024
@@ -25,13 +28,20 @@ golden net with windows of a few elements took up to 0.2 % longer as slices)."""
 
 def as_slice(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """A gather of one window as a slice; nothing for any other."""
-    operand, index = op.operands
+    operand, index = op.operands[:2]
     windows = windows_of(op.attrs)
     if not _is_single(windows, index) or op.result.type.num_bytes < LEAST_BYTES:
         return []
+    if op.attrs.last_starts:
+        return []
     build = Builder(loc=op.loc)
     starts = _starts(build, windows, index, operand, producers)
-    taken = build.dynamic_slice(operand, starts, op.attrs.slice_sizes)
+    made = {result: one for one in build.ops for result in one.results}
+    for d, last in zip(windows.index_map, last_starts(op), strict=True):
+        if last == 0 and known_elements(made, starts[d]) is None:
+            return []  # nobody would load that start, and see that it is another one
+    attrs = DynamicSliceAttrs(op.attrs.slice_sizes, looked_up=True, replicated=op.attrs.replicated)
+    taken = build.op("dynamic_slice", operand, *starts, attrs=attrs)
     build.reshape(taken, op.result.type.shape)
     return build.ops
 
@@ -40,9 +50,11 @@ def as_update(op: Op, producers: Mapping[Value, Op]) -> list[Op]:
     """A scatter that replaces one window, clamped to lie inside, as an update, which clamps for
     itself; nothing for any other.
     """
-    operand, index, update = op.operands
+    operand, index, update = op.operands[:3]
     windows, rank = windows_of(op.attrs), op.operands[0].type.rank
     if op.attrs.kind != "replace" or not _is_single(windows, index):
+        return []
+    if op.attrs.last_starts:
         return []
     if update.type.num_bytes < LEAST_BYTES:
         return []

@@ -276,7 +276,8 @@ _NEURONX: tuple[Flag, ...] = (
     _option(
         "enable-saturate-infinity",
         Kind.SWITCH,
-        "clamp infinities in front of transposes done by the tensor engine (trn1)",
+        "clamp infinities in front of what makes NaN of them (trn1); as a release from 2.13.66 in"
+        " front of transposes done by the tensor engine alone",
         f"{_CLI}; {_RN} 2.7.0.40, 2.13.66, 2.17.194",
         field="saturate_infinity",
         default=False,

@@ -48,6 +48,14 @@ FACTS: dict[str, Fact] = {
         text="DynamicUpdateSlice takes a computed index (inferred: the note 'constant index only'"
         " is last repeated by the release notes of 04/2024)",
     ),
+    "index_check": Fact(
+        since="2.12.54",
+        text="indices of gathers and scatters are checked while a program runs",
+    ),
+    "saturates_transposes_only": Fact(
+        since="2.13.66",
+        text="--enable-saturate-infinity is for transposes done as matmul, not any operation",
+    ),
     "fsdp_spelling": Fact(
         since="2.6.0.19", until="2.7.0.40", text="--distribution-strategy FSDP is documented"
     ),

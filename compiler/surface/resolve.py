@@ -96,7 +96,9 @@ class Settings:
     def options(self) -> CompileOptions:
         """The fields that are compile options."""
         names = CompileOptions.__dataclass_fields__
-        return CompileOptions(**{k: v for k, v in self.values.items() if k in names})
+        options = CompileOptions(**{k: v for k, v in self.values.items() if k in names})
+        narrow = not self.profile.is_own and self.profile.has("saturates_transposes_only")
+        return replace(options, saturate_before="transposes") if narrow else options
 
 
 def settings_of(flags: Sequence[Given]) -> Settings:

@@ -27,6 +27,7 @@ from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.passes.doubles import doubles_narrowed
+from shardwright.compiler.passes.indices import crosswise_windows
 from shardwright.compiler.passes.integers import downcasts
 from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
 from shardwright.compiler.program import StepProgram
@@ -90,7 +91,8 @@ def open_module(
 def finished(opened: OpenModule, program: Program, resolved: Resolved, log: CompileLog) -> bytes:
     """The NEFF of a compiled program. Raises CompileError, CapacityError for a broken limit."""
     watch = opened.watch
-    budget.check_module_instructions(watch.instructions, resolved.options.instruction_limit)
+    limit = resolved.options.instruction_limit
+    budget.check_module_instructions(watch.instructions, limit, called=watch.largest)
     memory = budget.check_program_memory(program, watch.limit_bytes)
     log.say("info", f"estimated instruction count: {watch.instructions}")
     log.say("info", f"HBM: {memory}; limit {watch.limit_bytes} bytes")
@@ -112,6 +114,7 @@ def _read(
         findings = list(module.facts.findings)
         for one in (graph, *module.facts.regions):
             findings += (*doubles_narrowed(one, resolved.options), *downcasts(one))
+            findings += crosswise_windows(one)
         for finding in findings:
             log.say("warning", finding.render())
     note("captured", lambda: module_text(module.stablehlo), "mlir")
@@ -156,9 +159,19 @@ class Watch(Observer):
     def __init__(self, resolved: Resolved, log: CompileLog) -> None:
         target = resolved.command.target
         self.limit_bytes = target.limit_bytes
-        self.instructions = 0
+        self._counts: dict[str, int] = {}  # instructions of functions, by what they are called
         self._resolved = resolved
         self._log = log
+
+    @property
+    def instructions(self) -> int:
+        """Instructions of all functions."""
+        return sum(self._counts.values())
+
+    @property
+    def largest(self) -> str:
+        """What the function with most instructions is called; empty where there is none."""
+        return max(self._counts, key=self._counts.__getitem__, default="")
 
     def outlined(self, outlined: Outlined) -> None:
         """Check the memory between functions."""
@@ -172,9 +185,10 @@ class Watch(Observer):
         budget.check_operator_memory(function, self.limit_bytes)
         beside = self._program.most_beside(unit.key)
         budget.check_activations(beside, function.scratch_bytes, self.limit_bytes)
-        budget.check_operator_instructions([function], options.optlevel)
+        called = budget.subgraph_name(len(self._counts), unit.name)
+        budget.check_operator_instructions([function], options.optlevel, called)
         count = budget.function_instructions(function, options.optlevel)
-        self.instructions += count
+        self._counts[called] = count
         self._log.say("info", f"{unit.name}: {len(function.kernels)} kernels, {count} instructions")
         for number, kernel in enumerate(chain.from_iterable(function.subgraphs)):
             made = budget.count_instructions(kernel.body, unrolled=options.optlevel > 1)

@@ -29,6 +29,7 @@ from shardwright.compiler.neff.arrays import read_arrays, write_arrays
 from shardwright.compiler.neff.bundle import load_bundle, read_program
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.surface.releases import FACTS, profile
 from shardwright.compiler.surface.resolve import find_target
 from shardwright.orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
 from shardwright.orchestrator.terminal.outputs import writing
@@ -174,7 +175,7 @@ def _run_values(
     program, given = opened.program, dict[str, np.ndarray]()
     for file in inputs:
         given |= _inputs(program, file)
-    watch = IndexWatch(options.strict_indices)
+    watch = IndexWatch(options.strict_indices, _unchecked(opened.meta))
     with _rounding(options.seed):
         results = run_single(program, given, options.level, watch, Ranks(*_mesh_of(opened)))
     for finding in watch.findings:
@@ -182,6 +183,15 @@ def _run_values(
     names = {f"out{k}": name for k, name in enumerate(program.outputs)}
     with writing(outputs, "--outputs"), outputs.open("wb") as stream:
         write_arrays(stream, ((key, results[name]) for key, name in names.items()), names)
+
+
+def _unchecked(meta: Mapping[str, Any]) -> str:
+    """Why programs of the release that a file was compiled as check no indices; empty: they do."""
+    made_as = str(meta.get("version_profile", ""))
+    if profile(made_as).has("index_check"):
+        return ""
+    since = FACTS["index_check"].since
+    return f"neuronx-cc {made_as} does not check indices, {since} is the first that does"
 
 
 def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, ShardingError
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.factors import FactorKind
 from shardwright.compiler.ir.facts import factors_of, resized
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
@@ -41,7 +42,10 @@ localizes = entering(RULES, "localization rule")
 class Localizer:
     """Builds local regions; `env` maps the global values of the region at hand to local ones."""
 
-    __slots__ = ("_dims", "_indices", "_local_types", "_ways", "env", "loc", "mesh", "ops", "specs")
+    __slots__ = (
+        *("_dims", "_indices", "_local_types", "_made", "_ways"),
+        *("env", "loc", "mesh", "ops", "specs"),
+    )
 
     def __init__(self, mesh: Mesh, specs: Mapping[Value, ShardingSpec]) -> None:
         self.mesh = mesh
@@ -50,13 +54,14 @@ class Localizer:
         self.ops: list[Op] = []
         self.loc = UNKNOWN_LOC
         self._indices: dict[tuple[str, ...], Value] = {}
+        self._made: dict[Value, Op] = {}
         self._ways = mesh.sizes
         self._dims: dict[ShardingSpec, Dims] = {}
         self._local_types: dict[tuple[TensorType, ShardingSpec], TensorType] = {}
 
     def region(self, graph: Graph) -> Graph:
         """The local form of `graph`; afterwards `env` holds its values."""
-        self.env, self.ops, self._indices = {}, [], {}
+        self.env, self.ops, self._indices, self._made = {}, [], {}, graph.producers()
         self.loc = UNKNOWN_LOC
         inputs = tuple(Value(self.local_type(v)) for v in graph.inputs)
         self.env.update(zip(graph.inputs, inputs, strict=True))
@@ -66,11 +71,11 @@ class Localizer:
 
     def nested(self, graph: Graph) -> Graph:
         """The local form of a region of an op; the state of the region at hand comes back."""
-        saved = self.env, self.ops, self._indices, self.loc
+        saved = self.env, self.ops, self._indices, self._made, self.loc
         try:
             return self.region(graph)
         finally:
-            self.env, self.ops, self._indices, self.loc = saved
+            self.env, self.ops, self._indices, self._made, self.loc = saved
 
     def _localize(self, op: Op) -> None:
         """Run the rule of `op` and bind its results."""
@@ -127,6 +132,10 @@ class Localizer:
                 f"{type} under {spec} on mesh {self.mesh}: {error}",
                 "choose a mesh whose axes divide the dim, or another size",
             ) from error
+
+    def is_known(self, value: Value) -> bool:
+        """Whether a global value is known here: made of counts and constants."""
+        return known_elements(self._made, value) is not None
 
     def operands(self, op: Op) -> tuple[Value, ...]:
         """The local operands of `op`."""

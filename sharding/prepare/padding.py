@@ -9,15 +9,17 @@ State and results are stored padded: `Slot.shape` keeps the user's shape, what i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
-from shardwright.compiler.ir.facts import combination, counted_dim, pairing, resized, splat
+from shardwright.compiler.ir.facts import combination, counted_dim, lookup, pairing, resized, splat
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import BroadcastInDimAttrs
+from shardwright.compiler.ir.ops.gather import last_starts
 from shardwright.compiler.ir.ops.reduce import identity
 from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.traits import CONTRACTIONS, of
@@ -103,10 +105,20 @@ class _Level(Builder):
         operands = tuple(self.fitted(v, _shape(v, factor)) for v in op.operands)
         results = tuple(_shape(v, factor) for v in op.results)
         attrs = resized(op, results[0]) if len(results) == 1 else op.attrs
+        if self._pads_rows(op):  # what is in the padding is no row
+            attrs = replace(attrs, last_starts=last_starts(op))
         if _has_form(op, operands, attrs, results):
             self._emit(op, self._masked_operands(op, operands), attrs)
         else:
             self._emit(op, tuple(self.fitted(v, v.type.shape) for v in op.operands), op.attrs)
+
+    def _pads_rows(self, op: Op) -> bool:
+        """Whether a lookup has padding where its indices point."""
+        windows = lookup(op)
+        if windows is None:
+            return False
+        table, grown = op.operands[0].type.shape, self.env[op.operands[0]].type.shape
+        return any(table[d] != grown[d] for d in windows.index_map)
 
     def _emit(
         self, op: Op, operands: tuple[Value, ...], attrs: Any, regions: Sequence[Graph] = ()

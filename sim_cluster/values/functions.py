@@ -20,7 +20,7 @@ from shardwright.compiler.isa.kernel import STORES, KernelProgram, Tensor, View,
 from shardwright.compiler.isa.limits import limits_for
 from shardwright.compiler.isa.program import CollectiveCall, Function, Kernel
 from shardwright.compiler.support.rounding import Draws
-from shardwright.sim_cluster.instructions.index_watch import Outside
+from shardwright.sim_cluster.instructions.index_watch import Access, Outside
 from shardwright.sim_cluster.instructions.l0 import KernelCode
 from shardwright.sim_cluster.instructions.operands import HbmTensors
 from shardwright.sim_cluster.instructions.past import Past
@@ -28,6 +28,7 @@ from shardwright.sim_cluster.instructions.physical_cores import CoreWatch, inter
 from shardwright.sim_cluster.instructions.races import strided_key
 from shardwright.sim_cluster.instructions.tiles import OnChip
 from shardwright.sim_cluster.values.host_memory import require_memory
+from shardwright.sim_cluster.values.index_tests import IndexTest, index_tests
 from shardwright.sim_cluster.values.kernels import affine, prepare
 
 L0, L1 = "L0", "L1"
@@ -57,13 +58,23 @@ class _Flight:
 class Bound:
     """The tensors of a function on one core, and the collectives it has in flight."""
 
-    def __init__(self, code: FunctionCode, arrays: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self,
+        code: FunctionCode,
+        arrays: Sequence[np.ndarray],
+        position: Mapping[str, int] | None = None,
+    ) -> None:
         self.code = code
+        self.position = position or {}  # of the core, along the axes of its mesh
         self.tensors = HbmTensors(arrays)
         self.registers: dict[int, int] = {}
         self.flight: dict[int, _Flight] = {}
         self.pasts: list[Past] = []  # of every physical core (L0)
         self.clashes: list[list[int]] = _clashes(arrays) if code.level == L0 else []
+
+    def is_first(self, axes: Sequence[str]) -> bool:
+        """Whether the core is the first along mesh axes, which tells for all of them."""
+        return not any(self.position.get(axis) for axis in axes)
 
     def run(self, registers: Mapping[int, int]) -> Iterator[CollectiveRequest]:
         """Execute the function with its parameter registers set."""
@@ -139,9 +150,14 @@ class FunctionCode:
         self.actions = [self._prepared(*at) for at in self._order()]
 
     def bind(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], scratch: np.ndarray
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        scratch: np.ndarray,
+        position: Mapping[str, int] | None = None,
     ) -> Bound:
-        """Tensors over byte buffers, in the order of the function's inputs and outputs.
+        """Tensors over byte buffers, in the order of the function's inputs and outputs, on the core
+        at a position of its mesh.
 
         Raises SimulationError (SW_SIM_BINDING) for a wrong number or size, or a donation that is
         not one buffer.
@@ -164,7 +180,7 @@ class FunctionCode:
                 end = tensor.offset_bytes + tensor.num_bytes
                 arrays[number] = self._typed(number, scratch[max(tensor.offset_bytes, 0) : end])
         self._check_donation(arrays)
-        return Bound(self, [a for a in arrays if a is not None])
+        return Bound(self, [a for a in arrays if a is not None], position)
 
     @property
     def instructions(self) -> int:
@@ -204,7 +220,7 @@ class FunctionCode:
         """The action of a kernel; a kernel whose description makes no sense is refused."""
         kernel = self.function.subgraphs[core][number]
         try:
-            action = self._action(kernel, core)
+            action = self._action(kernel, core, number)
             return self._watched(action, core, kernel) if self.is_watched else action
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, DiagnosticError):
@@ -247,11 +263,13 @@ class FunctionCode:
         attrs = self.started[program.attrs["collective"]].attrs
         return [(tensor_of(attrs["source"]), False), (tensor_of(attrs["target"]), True)]
 
-    def _action(self, kernel: Kernel, core: int) -> Action:
+    def _action(self, kernel: Kernel, core: int, number: int) -> Action:
         program = kernel.program
         if program.kind == "compute":
-            return self._compute_l0(kernel, core) if self.level == L0 else self._compute_l1(program)
-        action = self._without_code(program)
+            at_l0 = self.level == L0
+            action = self._compute_l0(kernel, core) if at_l0 else self._compute_l1(program)
+            return self._tested(action, core, number)
+        action = self._without_code(program, core)
         if self.level == L1:
             return action
 
@@ -261,13 +279,14 @@ class FunctionCode:
 
         return pass_by
 
-    def _without_code(self, program: KernelProgram) -> Action:
-        """The action of a kernel that is no code of the engines."""
+    def _without_code(self, program: KernelProgram, core: int) -> Action:
+        """The action of a kernel that is no code of the engines. All physical cores load registers;
+        the first tells of wrong ones."""
         match program.kind:
             case "idle":
                 return lambda bound: None
             case "register_load":
-                return self._register_load(program)
+                return self._register_load(program, None if core else self.outside)
             case "collective_start":
                 return self._start(program)
             case "collective_wait":
@@ -277,8 +296,37 @@ class FunctionCode:
         )
 
     def _compute_l1(self, program: KernelProgram) -> Action:
-        run = prepare(program, self.dtypes, self.outside, self.draws)
+        run = prepare(program, self.dtypes, self.draws)
         return lambda bound: run(bound.tensors.arrays, bound.registers)
+
+    def _index_tests(self, core: int, number: int) -> list[IndexTest]:
+        """The tests of a kernel on a physical core, without those of what the cores before it look
+        up too: a kernel may be cut along other dims than its indices have."""
+        tests = [
+            index_tests(subgraph[number].program, self.function.tensors)
+            for subgraph in self.function.subgraphs[: core + 1]
+        ]
+        known = [test.key for others in tests[:-1] for test in others]
+        return [test for test in tests[-1] if test.key not in known]
+
+    def _tested(self, action: Action, core: int, number: int) -> Action:
+        """`action` of a kernel, after whoever watches indices was told of those that lie outside.
+        Of ranks that have the same indices, the first tells."""
+        outside = self.outside
+        tests = self._index_tests(core, number) if outside is not None else []
+        if outside is None or not tests:
+            return action
+        program = self.function.subgraphs[core][number].program
+
+        def run(bound: Bound) -> CollectiveRequest | None:
+            for test in tests:
+                if bound.is_first(test.replicated):
+                    failed = test.count(bound.tensors.arrays, bound.registers)
+                    if failed:
+                        outside(program, test.access, failed)
+            return action(bound)
+
+        return run
 
     def _compute_l0(self, kernel: Kernel, core: int) -> Action:
         assert self.chip is not None
@@ -294,17 +342,22 @@ class FunctionCode:
 
         return run
 
-    def _register_load(self, program: KernelProgram) -> Action:
+    def _register_load(self, program: KernelProgram, outside: Outside | None) -> Action:
         view: View = program.attrs["view"]
         register, offset, tensor = program.attrs["register"], affine(view.offset), view.tensor
         low, high = program.attrs.get("low"), program.attrs.get("high")
+        replicated = program.attrs.get("replicated")
 
         def load(bound: Bound) -> None:
             at = _start_of(offset, 1, bound, tensor, program)
             _require_written(bound, tensor, slice(at, at + 1), program, "loads a register")
             value = int(bound.tensors.arrays[tensor][at])
-            value = value if low is None else max(value, low)
-            bound.registers[register] = value if high is None else min(value, high)
+            kept = value if low is None else max(value, low)
+            kept = kept if high is None else min(kept, high)
+            moved = kept != value and replicated is not None and bound.is_first(replicated)
+            if outside is not None and moved:
+                outside(program, Access.GATHER, 1)
+            bound.registers[register] = kept
 
         return load
 

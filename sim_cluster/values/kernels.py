@@ -7,8 +7,8 @@ allows it; stores come last, so that a kernel may update a tensor in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from shardwright.compiler.dtypes import DType, strided
 from shardwright.compiler.isa.kernel import STORES, Affine, Bound, KernelProgram, Node, View
 from shardwright.compiler.isa.program import extent
 from shardwright.compiler.support.rounding import EXACT, Draws
-from shardwright.sim_cluster.instructions.index_watch import Outside
 from shardwright.sim_cluster.instructions.indexed import (
     PUT_ROWS,
     grid,
@@ -41,19 +40,16 @@ Prepared = Callable[[Arrays, Registers], None]
 def prepare(
     program: KernelProgram,
     dtypes: Sequence[DType],
-    outside: Outside | None = None,
     draws: Draws | None = None,
 ) -> Prepared:
     """The kernel as a callable (flat typed arrays, registers) -> None; `dtypes` are those of the
-    tensors. `outside` is told of indices that are out of bounds; with `draws` every float result is
-    moved within its rounding."""
+    tensors. With `draws` every float result is moved within its rounding."""
     if program.kind != "compute":
         raise SimulationError(
             "SW_L1_KIND", f"kernel {program.name} of kind {program.kind} has no array form"
         )
     require_memory(kernel_bytes(program), f"kernel {program.name}")
-    planner = _Planner(program, dtypes, outside, draws)
-    steps = planner.plan()
+    steps = _Planner(program, dtypes, draws).plan()
     count = len(program.nodes)
 
     def run(arrays: Arrays, registers: Registers) -> None:
@@ -72,6 +68,42 @@ def prepare(
             ) from error
 
     return run
+
+
+def values_of(
+    program: KernelProgram, dtypes: Sequence[DType], wanted: Sequence[int]
+) -> Callable[[Arrays, Registers], list[np.ndarray]]:
+    """What some nodes of a kernel are, as a callable like that of `prepare`; shapes have an axis
+    per iter dim."""
+    needed = needed_nodes(program, wanted)
+    at = {number: i for i, number in enumerate(needed)}
+    nodes = (program.nodes[n] for n in needed)
+    kept = tuple(replace(n, inputs=tuple(at[i] for i in n.inputs)) for n in nodes)
+    steps = _Planner(replace(program, nodes=kept), dtypes, None).plan()
+    asked = frozenset(at[n] for n in wanted)
+
+    def run(arrays: Arrays, registers: Registers) -> list[np.ndarray]:
+        values: Values = [None] * len(kept)
+        for number, step, dead in steps:
+            values[number] = step(values, arrays, registers)
+            for d in dead:
+                if d not in asked:
+                    values[d] = None
+        return [values[at[n]] for n in wanted]
+
+    return run
+
+
+def needed_nodes(program: KernelProgram, wanted: Iterable[int]) -> list[int]:
+    """Some nodes and all that they are computed from, in order."""
+    found: set[int] = set()
+    waiting = list(wanted)
+    while waiting:
+        number = waiting.pop()
+        if number not in found:
+            found.add(number)
+            waiting += program.nodes[number].inputs
+    return sorted(found)
 
 
 def affine(expression: Affine, factor: int = 1) -> Callable[[Registers], int]:
@@ -128,11 +160,9 @@ class _Planner:
         self,
         program: KernelProgram,
         dtypes: Sequence[DType],
-        outside: Outside | None,
         draws: Draws | None,
     ) -> None:
         self.program = program
-        self.outside = outside
         self.draws = draws
         self.dtypes = dtypes
         # a kernel of scalars gets one axis, so that values stay arrays
@@ -268,8 +298,7 @@ class _Planner:
 
     def _load_indexed(self, number: int, node: Node) -> tuple[Step, bool]:
         view: View = node.attrs["view"]
-        index, *tests = node.inputs
-        note = self._counter(tests)
+        index = node.inputs[0]
         index_iter_dims = self.program.nodes[index].iter_dims
         rows, row_stride = node.attrs["rows"], node.attrs["stride"]
         fill = node.attrs.get("mode", "clamp") == "fill"
@@ -279,7 +308,6 @@ class _Planner:
         tensor = view.tensor
 
         def load(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
-            note(values)
             where, legal = legal_rows(values[index], rows)
             result = ew.hold(pick(arrays[tensor], offset(registers), strides, where), dtype)
             if fill and legal is not None:
@@ -287,20 +315,6 @@ class _Planner:
             return np.broadcast_to(result, shape)
 
         return load, False
-
-    def _counter(self, tests: Sequence[int]) -> Callable[[Values], None]:
-        """Tells `outside` how many points fail the test of an indexed load."""
-        outside, program = self.outside, self.program
-        if outside is None or not tests:
-            return lambda values: None
-        tell, (test,) = outside, tests
-
-        def note(values: Values) -> None:
-            failed = int(values[test].size - np.count_nonzero(values[test]))
-            if failed:
-                tell(program, failed)
-
-        return note
 
     def _row_picker(
         self, node: Node, index_iter_dims: Sequence[int], row_stride: int, rows: int
@@ -469,7 +483,7 @@ class _Planner:
 
     def _store_indexed(self, number: int, node: Node) -> tuple[Step, bool]:
         view: View = node.attrs["view"]
-        source, index = node.inputs
+        source, index = node.inputs[:2]
         nodes, rank = self.program.nodes, len(self.sizes)
         if not split_iter_dims(self.sizes, view.strides, node.iter_dims, nodes[index].iter_dims):
             raise SimulationError(

@@ -21,11 +21,16 @@ from shardwright.sim_cluster.instructions.tiles import POISON
 
 class CoreMemory:
     """The HBM of one core. `named` maps buffer names to their sizes in bytes; `slots` says of which
-    buffers there are several, for as many micro-batches. `select` chooses among them."""
+    buffers there are several, for as many micro-batches. `select` chooses among them. `position` is
+    that of the core along the axes of its mesh."""
 
     def __init__(
-        self, named: Iterable[tuple[str, int]], slots: Mapping[str, int] | None = None
+        self,
+        named: Iterable[tuple[str, int]],
+        slots: Mapping[str, int] | None = None,
+        position: Mapping[str, int] | None = None,
     ) -> None:
+        self.position = dict(position or {})
         self.named = {name: _poisoned(size) for name, size in named}
         several = ((name, count) for name, count in (slots or {}).items() if count > 1)
         self.slots = {

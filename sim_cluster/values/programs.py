@@ -19,7 +19,7 @@ from shardwright.sim_cluster.values.memory import CoreMemory
 
 
 class ProgramCode:
-    """A program ready to run at level L0 or L1; at L1 `watch` is told of indices out of bounds, and
+    """A program ready to run at level L0 or L1; `watch` is told of indices out of bounds, and at L1
     `draws` move results within their rounding."""
 
     def __init__(
@@ -68,6 +68,6 @@ class ProgramCode:
             inputs = [memory.program_buffer(buffers[n]) for n in call.inputs]
             outputs = [memory.program_buffer(buffers[n]) for n in call.outputs]
             zone = memory.arena[call.scratch : call.scratch + code.function.scratch_bytes]
-            bound = memory.bindings[key] = code.bind(inputs, outputs, zone)
+            bound = memory.bindings[key] = code.bind(inputs, outputs, zone, memory.position)
         assert isinstance(bound, Bound)
         return bound

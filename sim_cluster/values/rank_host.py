@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from shardwright.collectives.ops import positions
 from shardwright.compiler.diagnostics import Loc, SimulationError
 from shardwright.compiler.isa.program import CollectiveCall, Program
 from shardwright.compiler.neff.bundle import program_bytes, read_program
@@ -25,7 +26,7 @@ from shardwright.compiler.neff.manifest import Manifest, NamedBuffer
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.neff.schedule import STAGE_AXIS, run_counts
 from shardwright.compiler.support.rounding import Draws, allowed
-from shardwright.sim_cluster.instructions.index_watch import IndexWatch
+from shardwright.sim_cluster.instructions.index_watch import Access, IndexWatch
 from shardwright.sim_cluster.values import layout
 from shardwright.sim_cluster.values.exchange import Exchange, Payload, Schedules, ring_schedules
 from shardwright.sim_cluster.values.functions import L0, L1, CollectiveRequest
@@ -203,8 +204,8 @@ class RankHost:
         """The bytes of named buffers of a rank."""
         return {name: self.cores[rank].named[name] for name in names}
 
-    def indices(self) -> list[tuple[str, Loc | None, int]]:
-        """Indices out of bounds so far: kernel, place, how many."""
+    def indices(self) -> list[tuple[Access, Loc | None, int]]:
+        """Indices out of bounds so far: access, place, how many."""
         return [(name, loc, count) for (name, loc), count in self.watch.counts.items()]
 
     def close(self) -> None:
@@ -251,7 +252,9 @@ class RankHost:
         stage = self.manifest.stage(rank)
         own = [b for b in self.manifest.buffers.values() if b.on(stage)]
         return CoreMemory(
-            [(b.name, b.num_bytes) for b in own], {b.name: b.slots_on(stage) for b in own}
+            [(b.name, b.num_bytes) for b in own],
+            {b.name: b.slots_on(stage) for b in own},
+            positions(self.manifest.mesh, rank),
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.collectives.ops import group_index
+from shardwright.collectives.ops import group_index, positions
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.isa.program import Program, ProgramBuffer
 from shardwright.sim_cluster.instructions.index_watch import IndexWatch
@@ -48,7 +48,7 @@ def run_single(
     ranks: Ranks | None = None,
 ) -> dict[str, np.ndarray]:
     """Outputs of a program by name; `inputs` by name, in any float or integer type that converts.
-    `watch` is told of indices out of bounds (at L1).
+    `watch` is told of indices out of bounds.
 
     Shapes: with several `ranks`, inputs are [ranks, ...], or without that axis the same on every
     rank; outputs are [ranks, ...].
@@ -63,7 +63,8 @@ def run_single(
     require_memory(ranks.count * on_one, f"program {program.name} on {ranks.count} cores")
     memories = []
     for rank in range(ranks.count):
-        memory = CoreMemory((name, b.num_bytes) for name, b in named.items())
+        sizes = [(name, b.num_bytes) for name, b in named.items()]
+        memory = CoreMemory(sizes, position=positions(ranks.mesh, rank))
         for name, array in given.items():
             memory.array(name, named[name].dtype)[:] = array[rank].reshape(-1)
         for name, axes in ranks.coordinates.items():

@@ -143,3 +143,22 @@ def test_any_words_have_a_meaning_or_are_a_usage_error(words: list[str]) -> None
         resolve(flags)
     except UsageError as error:
         assert error.exit_code == 2 and error.diagnostic.message
+
+
+@pytest.mark.parametrize(
+    ("release", "before", "accumulates"),
+    [
+        ("own", "any", True),
+        ("2.12.54", "any", False),
+        ("2.13.66", "transposes", False),
+        ("2.22.12471", "transposes", True),
+    ],
+)
+def test_numerics_follow_the_release(release: str, before: str, accumulates: bool) -> None:
+    """Infinities are clamped in front of any operation up to 2.12, then of transposes; short types
+    accumulate in fp32 by default since 2.22."""
+    given_ = ["--enable-saturate-infinity", "--compiler-version-profile", release]
+    options = resolved(*given_).options
+    assert options.saturate_infinity and options.saturate_before == before
+    assert options.mixed_precision_accumulation is accumulates
+    assert not resolved("--compiler-version-profile", release).options.saturate_infinity

@@ -140,6 +140,49 @@ def test_mixed_precision_accumulation_keeps_fp32_around_sums(level: str) -> None
     assert distance(off, exact) > 1.2 * distance(on, exact)
 
 
+def accumulated(op: str, dtype: DType) -> Graph:
+    """A sum in a short type, read in fp32: a product over 300 terms, or a reduction over them."""
+    b = Builder()
+    x, y = b.input((32, 300), dtype), b.input((300, 16), dtype)
+    total = b.dot(x, y) if op == "dot" else b.reduce(b.multiply(x, x), "add", (1,))
+    return b.finish(b.convert(total, DType.F32), b.convert(b.op("negate", y), DType.F32))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16])
+@pytest.mark.parametrize("op", ["dot", "reduce"])
+def test_mixed_precision_accumulation_off_rounds_products_and_reductions(
+    op: str, dtype: DType, level: str
+) -> None:
+    """On: sums and their terms stay fp32 on chip; off: every operation has its declared type. What
+    overflows that type is infinite then; infinities and NaN stay what they are in both."""
+    x, y = normal(32, 300).astype(dtype.numpy), normal(300, 16, seed=1).astype(dtype.numpy)
+    x[3], y[:, 2] = 300.0, 300.0  # 2.7e7: beyond fp16
+    if op == "dot":  # its left operand is transposed, where an infinity spoils its row
+        y[7, 4], y[8, 5] = np.inf, np.nan
+    else:
+        x[5, 7], x[6, 8] = np.inf, np.nan
+    on, off = (
+        results(accumulated(op, dtype), [x, y], level, mixed_precision_accumulation=flag)
+        for flag in (True, False)
+    )
+    wide = [a.astype(np.float64) for a in (x, y)]
+    with np.errstate(all="ignore"):
+        terms = (x * x).astype(dtype.numpy).astype(np.float64)
+        exact = wide[0] @ wide[1] if op == "dot" else (wide[0] * wide[0]).sum(axis=1)
+        rounded = wide[0] @ wide[1] if op == "dot" else terms.sum(axis=1)
+        rounded = rounded.astype(np.float32).astype(dtype.numpy).astype(np.float32)
+    np.testing.assert_allclose(on, exact, rtol=1e-5, atol=1e-3)
+    ulp = 2.0**-8 if dtype is DType.BF16 else 2.0**-11
+    np.testing.assert_allclose(off, rounded, rtol=2 * ulp, atol=1e-3)
+    short = off.astype(dtype.numpy).astype(np.float32)
+    np.testing.assert_array_equal(off, short)  # rounded to the declared type
+    finite, large = np.isfinite(exact), (3, 2)[: exact.ndim]
+    with np.errstate(over="ignore"):
+        assert (on != on.astype(dtype.numpy).astype(np.float32))[finite].any()
+    assert np.isinf(off[large]) == (dtype is DType.F16) and np.isfinite(on[large])
+
+
 def transposing(kind: str = "dot") -> Graph:
     """A product whose left operand is stored with its contracted dim innermost."""
     b = Builder()
@@ -157,6 +200,73 @@ def test_saturation_prevents_the_nan_of_a_transpose() -> None:
         safe = results(transposing(), [x, y], level, saturate_infinity=True)
         assert not np.isnan(safe).any()
         assert distance(safe[other_rows], (x @ y)[other_rows]) < 1e-6
+
+
+SPECIAL = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1.5, -2.0], np.float32)
+LARGEST = np.finfo(np.float32).max
+
+
+def every_pair() -> list[np.ndarray]:
+    """All pairs of special values, as two [128, 64] arrays that repeat them."""
+    pairs = np.stack([a.reshape(-1) for a in np.meshgrid(SPECIAL, SPECIAL)])
+    return list(np.resize(pairs.T, (128 * 64, 2)).T.reshape(2, 128, 64).copy())
+
+
+def within(x: np.ndarray) -> np.ndarray:
+    """Infinities as the largest number; NaN stays."""
+    return np.clip(x, -LARGEST, LARGEST)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide"])
+def test_saturation_prevents_the_nan_of_two_infinities(name: str, level: str) -> None:
+    """inf - inf, inf / inf and inf * 0 are computed of the largest numbers, in front of any
+    operation; a release from 2.13.66 leaves them."""
+    b = Builder()
+    graph = b.finish(b.op(name, b.input((128, 64)), b.input((128, 64))))
+    x, y = every_pair()
+    with np.errstate(all="ignore"):
+        plain = getattr(np, name)(x, y)
+        wanted = getattr(np, name)(within(x), within(y))
+    np.testing.assert_array_equal(results(graph, [x, y], level), plain)
+    safe = results(graph, [x, y], level, saturate_infinity=True)
+    np.testing.assert_array_equal(safe, wanted)
+    made = np.isnan(plain) & ~np.isnan(x) & ~np.isnan(y)
+    zeros = (x == 0) & (y == 0) if name == "divide" else np.zeros(x.shape, bool)
+    assert made.any() and (np.isnan(safe) & made == zeros).all()
+    narrow = results(graph, [x, y], level, saturate_infinity=True, saturate_before="transposes")
+    np.testing.assert_array_equal(narrow, plain)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_saturation_makes_an_even_row_of_a_softmax_of_nothing_but_minus_infinity(
+    level: str,
+) -> None:
+    b = Builder()
+    x = b.input((64, 96))
+    shifted = b.op("subtract", x, b.broadcast(b.reduce(x, "max", (1,)), (64, 96), (0,)))
+    e = b.op("exponential", shifted)
+    graph = b.finish(b.op("divide", e, b.broadcast(b.reduce(e, "add", (1,)), (64, 96), (0,))))
+    data = normal(64, 96)
+    data[5], data[7, 20:] = -np.inf, -np.inf
+    assert np.isnan(results(graph, [data], level)[5]).all()
+    safe = results(graph, [data], level, saturate_infinity=True)
+    exact = np.exp(within(data).astype(np.float64) - within(data).max(axis=1, keepdims=True))
+    assert distance(safe, exact / exact.sum(axis=1, keepdims=True)) < 1e-6
+    np.testing.assert_allclose(safe[5], 1 / 96, rtol=1e-6)
+    assert not safe[7, 20:].any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("ends", [(np.inf, -np.inf), (np.inf, np.inf), (-np.inf, 1.0)])
+def test_saturation_of_a_sum(ends: tuple[float, float], level: str) -> None:
+    b = Builder()
+    graph = b.finish(b.reduce(b.input((64, 96)), "add", (1,)))
+    data = np.zeros((64, 96), np.float32)
+    data[3, 4], data[3, 90] = ends
+    with np.errstate(all="ignore"):
+        wanted = within(data).sum(axis=1)
+    np.testing.assert_array_equal(results(graph, [data], level, saturate_infinity=True), wanted)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -83,6 +83,29 @@ def test_bits_do_not_depend_on_the_hosts(bundle: Bundle) -> None:
         assert list(host.cores) == list(span)  # no host holds ranks of others
 
 
+def test_wrong_tokens_count_once_on_every_mesh(bundle: Bundle) -> None:
+    """By the gather, and by the scatter of its gradient, at the user's line; right ones never do,
+    whichever rank holds their rows."""
+    task, found = small_llama("bf16"), []
+    for count in (1, 2):
+        hosts = unpacked_hosts(bundle, count)
+        run = ValueRun(bundle.programs, bundle.manifest, hosts=hosts, check_l0=False)
+        run.load(initial_state(task, 0))
+        batch = batch_leaves(next(task_batches(task, 0, global_batch(bundle))))
+        run.step(batch)
+        assert not run.findings()
+        tokens = batch["batch/tokens"].copy()
+        tokens[0, 3], tokens[-1, 0], tokens[-1, 7] = 256, 10**6, -(10**6)
+        run.step({**batch, "batch/tokens": tokens})
+        found.append([(f.message.partition(" out of")[0], f.loc) for f in run.findings()])
+        run.close()
+    (first, where), (second, same) = found[0]
+    assert (first, second) == ("gather: 3 indices lie", "scatter: 3 indices lie")
+    assert where is not None and where.file.endswith("orchestrator/models/decoder.py")
+    assert same is not None and same.line == where.line
+    assert found[0] == found[1]
+
+
 def test_replicas_are_compared_across_hosts(small_bundle: Bundle) -> None:
     hosts = unpacked_hosts(small_bundle, 2)
     run = ValueRun(small_bundle.programs, small_bundle.manifest, hosts=hosts)

@@ -8,14 +8,16 @@ from shardwright.compiler.frontend.mlir import producer, results_of
 from shardwright.compiler.frontend.rules.reduce import KINDS
 from shardwright.compiler.frontend.rules.registry import RefusedError, Site, Values, imports
 from shardwright.compiler.ir.ops import GatherAttrs, ScatterAttrs
-from shardwright.compiler.ir.ops.gather import SCATTER_KINDS
+from shardwright.compiler.ir.ops.gather import LAST_STARTS, SCATTER_KINDS
 
 
 @imports("stablehlo.gather")
 def gather(site: Site) -> Values:
     """Gather with full dimension numbers."""
     numbers = site.decode("dimension_numbers", _gather_numbers)
-    attrs = GatherAttrs(**numbers, slice_sizes=site.ints("slice_sizes"))
+    attrs = GatherAttrs(
+        **numbers, slice_sizes=site.ints("slice_sizes"), last_starts=_last_starts(site)
+    )
     return site.emit("gather", site.operands, attrs).results
 
 
@@ -31,9 +33,14 @@ def scatter(site: Site) -> Values:
         kind, updates = _scatter_kind(site, n, count), site.operands[count + 1 + n]
         if kind == _DIFFERENCE:
             kind, updates = "add", site.make.op("negate", updates)
-        attrs = ScatterAttrs(**numbers, kind=kind, unique=is_unique)
+        attrs = ScatterAttrs(**numbers, kind=kind, unique=is_unique, last_starts=_last_starts(site))
         made.append(site.emit("scatter", (table, indices, updates), attrs).result)
     return made
+
+
+def _last_starts(site: Site) -> tuple[int, ...]:
+    """Where a padded operand ended: only texts of ours say it."""
+    return site.ints(LAST_STARTS) if site.optional(LAST_STARTS) is not None else ()
 
 
 _DIFFERENCE = ".subtract"

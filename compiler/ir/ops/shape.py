@@ -23,7 +23,7 @@ from shardwright.compiler.ir.factors import (
     repeated,
     where_equal,
 )
-from shardwright.compiler.ir.opdef import Kind
+from shardwright.compiler.ir.opdef import LATER, Kind
 from shardwright.compiler.ir.ops.rules import Types, check_dims, define, mismatch
 from shardwright.compiler.ir.roles import DIM, DIMS, PLACES, SIZES, per_dim
 from shardwright.compiler.ir.types import Op, TensorType, tensor_type
@@ -146,9 +146,15 @@ class ConstantAttrs:
 
 @dataclass(frozen=True, slots=True)
 class DynamicSliceAttrs:
-    """Sizes of the slice; operands are the tensor and one scalar start per dim."""
+    """Sizes of the slice; operands are the tensor and one scalar start per dim.
+
+    `looked_up`: the slice is the window of a gather, whose start counts as out of bounds where it
+    is clamped, once over the mesh axes `replicated`. Of other slices clamping is the meaning.
+    """
 
     sizes: tuple[int, ...]
+    looked_up: bool = field(default=False, metadata=LATER)
+    replicated: tuple[str, ...] = field(default=(), metadata=LATER)
 
 
 def _infer_broadcast(attrs: BroadcastInDimAttrs, operand: TensorType) -> TensorType:

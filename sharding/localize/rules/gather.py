@@ -5,11 +5,15 @@ With the indexed dim sharded (an embedding split by vocabulary) every rank looks
 holds and gives zeros for the others: partial sums that a collective of the partitioned graph adds.
 A scatter drops rows it does not hold, and when updates are spread over ranks, only the first rank
 of the group adds them to the operand.
+
+Which indices are wrong is told by the whole operand: where a rank holds a part, its op has the
+indices of the whole beside its own. Of ranks with the same indices, one counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
 
 from shardwright.compiler.dtypes import DType
@@ -23,6 +27,7 @@ from shardwright.compiler.ir.ops import (
     SliceAttrs,
     windows_of,
 )
+from shardwright.compiler.ir.ops.gather import last_starts
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from shardwright.sharding.localize.context import Localizer, localizes, require_dims, require_whole
 
@@ -90,10 +95,10 @@ def _in_range(context: Localizer, rows: Value, size: int) -> Value:
     return context.value("and", (above, below))
 
 
-def _clamped(context: Localizer, component: Value, size: int) -> Value:
+def _clamped(context: Localizer, component: Value, last: int) -> Value:
     """The row a gather of the whole operand would read: out-of-range indices go to the nearest."""
     scalar = tensor_type((), component.type.dtype)
-    low, high = context.splat(0, scalar), context.splat(size - 1, scalar)
+    low, high = context.splat(0, scalar), context.splat(last, scalar)
     return context.value("clamp", (low, component, high))
 
 
@@ -113,24 +118,42 @@ def _gather(context: Localizer, op: Op) -> Sequence[Value]:
     parts = [d for d, size in enumerate(sizes) if size < operand.type.shape[d]]
     hit = [d for d in attrs.start_index_map if dims[d] and d in parts]
     _check_disjoint(context, op, hit)
-    return _masked_gather(context, op, hit) if hit else context.keep(op)
+    attrs = replace(
+        resized(op, context.local_type(op.result).shape), replicated=_replicated(context, op)
+    )
+    return _masked_gather(context, op, attrs, hit) if hit else context.keep(op, attrs)
 
 
-def _masked_gather(context: Localizer, op: Op, hit: Sequence[int]) -> Sequence[Value]:
+def _replicated(context: Localizer, op: Op) -> tuple[str, ...]:
+    """Mesh axes whose ranks all have the same indices; none for indices that are known, which were
+    checked.
+    """
+    if context.is_known(op.operands[1]):
+        return ()
+    own = {axis for axes in context.dims(op.operands[1]) for axis in axes}
+    return tuple(axis for axis, size in context.mesh.sizes.items() if size > 1 and axis not in own)
+
+
+def _masked_gather(
+    context: Localizer, op: Op, attrs: GatherAttrs, hit: Sequence[int]
+) -> Sequence[Value]:
     """Look up the rows this rank holds, zero elsewhere."""
     operand, indices = context.operands(op)
-    attrs: GatherAttrs = resized(op, context.local_type(op.result).shape)
     dims = context.dims(op.operands[0])
     components, masks = [], []
     entries = _components(context, indices, attrs.index_vector_dim)
-    for d, rows in zip(attrs.start_index_map, entries, strict=True):
+    for d, rows, last in zip(attrs.start_index_map, entries, last_starts(op), strict=True):
         if d in hit:
-            rows = _clamped(context, rows, op.operands[0].type.shape[d])
+            rows = _clamped(context, rows, last)
             rows = _shifted(context, rows, dims[d], operand.type.shape[d])
             masks.append(_in_range(context, rows, operand.type.shape[d]))
         components.append(rows)
     local = _join(context, components, attrs.index_vector_dim)
-    found = context.value("gather", (operand, local), attrs)
+    operands: tuple[Value, ...] = (operand, local)
+    if not context.is_known(op.operands[1]):
+        operands = (*operands, indices)
+        attrs = replace(attrs, last_starts=last_starts(op))
+    found = context.value("gather", operands, attrs)
     mask = reduce(lambda one, other: context.value("and", (one, other)), masks)
     return (_keep_where(context, mask, found, attrs),)
 
@@ -163,8 +186,12 @@ def _scatter(context: Localizer, op: Op) -> Sequence[Value]:
     ]
     _check_disjoint(context, op, hit)
     whole = _counted_once(context, op, _spread_axes(context, op))
-    rows = _local_rows(context, op, hit)
-    return context.emit("scatter", (whole, rows, context.env[updates]), attrs)
+    operands: tuple[Value, ...] = (whole, _local_rows(context, op, hit), context.env[updates])
+    attrs = replace(attrs, replicated=_replicated(context, op))
+    if hit and not context.is_known(op.operands[1]):
+        operands = (*operands, context.env[op.operands[1]])
+        attrs = replace(attrs, last_starts=last_starts(op))
+    return context.emit("scatter", operands, attrs)
 
 
 def _spread_axes(context: Localizer, op: Op) -> tuple[str, ...]:

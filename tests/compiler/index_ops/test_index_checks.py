@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import CompileError, SimulationError
+from shardwright.compiler.isa.program import Program
 from shardwright.compiler.options import CompileOptions
 from shardwright.sim_cluster.instructions.index_watch import IndexWatch
 from shardwright.sim_cluster.values.run_single import run_single
@@ -56,8 +60,9 @@ def test_known_indices_inside_and_dropped_constants_pass() -> None:
     inside = graph_of(lambda t: t[jnp.arange(8)] + t[-np.arange(8) - 1], TABLE)
     for (have,) in run_levels(inside, [TABLE]):
         np.testing.assert_array_equal(have, TABLE + TABLE[::-1])
-    dropped = graph_of(lambda t: t.at[np.array([3, 9])].add(1.0, mode="drop"), TABLE)
-    for (have,) in run_levels(dropped, [TABLE]):
+    dropped = link(graph_of(lambda t: t.at[np.array([3, 9])].add(1.0, mode="drop"), TABLE))
+    for level in ("L0", "L1"):
+        have = run_single(dropped, {"arg0": TABLE}, level, IndexWatch(strict=True))["out0"]
         np.testing.assert_array_equal(have, TABLE + (np.arange(8) == 3)[:, None])
 
 
@@ -69,29 +74,121 @@ def points(table: jax.Array, index: jax.Array) -> jax.Array:
     return table.at[index, index].get(mode="promise_in_bounds")
 
 
-@pytest.mark.parametrize(("function", "room"), [(lookup, 8), (points, 3)])
-def test_data_out_of_bounds_is_counted_and_the_run_goes_on(function: Callable, room: int) -> None:
-    index = np.array([0, -20, 2, room - 1, room, 900], np.int32)
-    program = link(graph_of(function, TABLE, index))
-    given = {"arg0": TABLE, "arg1": index}
+def added(table: jax.Array, index: jax.Array) -> jax.Array:
+    return table.at[index].add(1.0, mode="promise_in_bounds")
+
+
+def placed_once(table: jax.Array, index: jax.Array) -> jax.Array:
+    return table.at[index].set(1.0, mode="promise_in_bounds", unique_indices=True)
+
+
+def largest(table: jax.Array, index: jax.Array) -> jax.Array:
+    return table.at[index].max(1.0, mode="promise_in_bounds")
+
+
+def points_added(table: jax.Array, index: jax.Array) -> jax.Array:
+    return table.at[index, index].add(1.0, mode="promise_in_bounds")
+
+
+def windows_added(table: jax.Array, index: jax.Array) -> jax.Array:
+    """Windows of two rows, which overlap: a row number per window and row."""
+    numbers = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,)
+    )
+    ones = jnp.ones((len(index), 2, 3), jnp.float32)
+    return jax.lax.scatter_add(
+        table, index[:, None], ones, numbers, mode=jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    )
+
+
+INDEXING = [
+    *((lookup, "gather", 8), (points, "gather", 3), (added, "scatter", 8)),
+    *((placed_once, "scatter", 8), (largest, "scatter", 8), (points_added, "scatter", 3)),
+    (windows_added, "scatter", 7),
+]
+
+
+@cache
+def linked(function: Callable) -> Program:
+    return link(graph_of(function, TABLE, np.zeros(6, np.int32)))
+
+
+@pytest.mark.parametrize(("function", "access", "room"), INDEXING)
+@pytest.mark.parametrize("level", ["L0", "L1"])
+@given(data=st.data())
+@settings(max_examples=4, deadline=None)
+def test_data_out_of_bounds_is_counted_and_the_run_goes_on(
+    function: Callable, access: str, room: int, level: str, data: st.DataObject
+) -> None:
+    """Once per index, be it of a window of several rows; the values are JAX's."""
+    ends = [900, -900, -(2**31), 2**31 - 1]  # what is near 0 and negative counts from the end
+    starts = st.integers(0, room + 2) | st.sampled_from(ends)
+    unique = function is placed_once
+    drawn = data.draw(st.lists(starts, min_size=6, max_size=6, unique=unique))
+    index = np.array(drawn, np.int32)
+    program, loaded, watch = linked(function), {"arg0": TABLE, "arg1": index}, IndexWatch()
+    if access == "gather":
+        rows = np.clip(index, 0, 7)
+        wanted = TABLE[rows] if function is lookup else TABLE[rows, np.clip(index, 0, 2)]
+    else:
+        wanted = np.asarray(_expected(function, index, room))
+    have = run_single(program, loaded, level, watch)["out0"]
+    np.testing.assert_allclose(have, wanted, rtol=1e-6, atol=1e-6)
+    wrong = int(((index < 0) | (index >= room)).sum())
+    assert len(watch.findings) == (wrong > 0)
+    for found in watch.findings:
+        said = "1 index lies" if wrong == 1 else f"{wrong} indices lie"
+        assert found.severity == "warning" and found.code == "SW_SIM_INDEX"
+        assert found.message.startswith(f"{access}: {said} out of bounds")
+        assert "failed to run scatter/gather (indirect memory copy)" in found.message
+        assert "1006" in found.message
+        assert found.loc is not None and found.loc.file.endswith("test_index_checks.py")
+        code = function.__code__
+        assert code.co_firstlineno < found.loc.line <= code.co_firstlineno + 8
+    if wrong:
+        with pytest.raises(SimulationError, match=f"{access} requires indices inside") as caught:
+            run_single(program, loaded, level, IndexWatch(strict=True))
+        assert caught.value.code == "SW_SIM_INDEX" and caught.value.loc == watch.findings[0].loc
+
+
+def _expected(function: Callable, index: np.ndarray, room: int) -> np.ndarray:
+    """What a scatter leaves: updates of wrong indices are dropped."""
+    table = TABLE.copy()
+    for i in index[(index >= 0) & (index < room)]:
+        if function is added:
+            table[i] += 1
+        elif function is placed_once:
+            table[i] = 1
+        elif function is largest:
+            table[i] = np.maximum(table[i], 1)
+        elif function is points_added:
+            table[i, i] += 1
+        else:
+            table[i : i + 2] += 1
+    return table
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_data_in_bounds_gives_no_warning(level: str) -> None:
+    for function, _, room in INDEXING:
+        index = np.array([0, room - 1, 1, 2, 0, 1], np.int32)
+        if function is placed_once:
+            index = np.array([0, 7, 1, 2, 4, 5], np.int32)
+        watch = IndexWatch(strict=True)
+        run_single(linked(function), {"arg0": TABLE, "arg1": index}, level, watch)
+        assert not watch.findings
+
+
+@pytest.mark.parametrize(("function", "width"), [(lookup, 3000), (added, 16)])
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_two_physical_cores_count_an_index_once(function: Callable, width: int, level: str) -> None:
+    """Cut along columns both look all indices up, cut along indices each some of them."""
+    table, index = np.ones((8, width), np.float32), np.array([0, 8, 3, 900, 7], np.int32)
+    graph = graph_of(function, table, index)
+    program = link(graph, CompileOptions(optlevel=1, lnc=2), "trn2.48xlarge")
     watch = IndexWatch()
-    rows = np.clip(index, 0, 7)
-    wanted = TABLE[rows] if function is lookup else TABLE[rows, np.clip(index, 0, 2)]
-    np.testing.assert_array_equal(run_single(program, given, "L1", watch)["out0"], wanted)
-    (found,) = watch.findings
-    assert found.severity == "warning" and "gather: 3 indices" in found.message
-    assert found.loc is not None and found.loc.file.endswith("test_index_checks.py")
-    assert found.loc.line == function.__code__.co_firstlineno + 1
-    with pytest.raises(SimulationError) as caught:
-        run_single(program, given, "L1", IndexWatch(strict=True))
-    assert caught.value.code == "SW_SIM_INDEX" and caught.value.loc == found.loc
-
-
-def test_data_in_bounds_gives_no_warning() -> None:
-    index = np.array([0, 7, 3], np.int32)
-    watch = IndexWatch(strict=True)
-    run_single(link(graph_of(lookup, TABLE, index)), {"arg0": TABLE, "arg1": index}, "L1", watch)
-    assert not watch.findings
+    run_single(program, {"arg0": table, "arg1": index}, level, watch)
+    assert list(watch.counts.values()) == [2]
 
 
 def test_integer_and_truth_value_scatters() -> None:
