@@ -268,7 +268,7 @@ def test_a_refused_model_gets_a_banner_with_code_place_and_command(
         ("--target trn1 --execute-repetition x", "SW_USAGE", "a whole number"),
         ("--target trn1 --implicit-integer-downcast dot,all", "SW_USAGE", "comma list"),
         ("--target trn1 --logfile /no/such/folder/log", "SW_OUTPUT", "can be written"),
-        ("--target trn1 --compiler-version-profile 3.0", "SW_USAGE", "2.1.76"),
+        ("--target trn1 --compiler-version-profile 3.0", "SW_USAGE", "2.1.0.76"),
         ("--target trn1 --compiler-version-profile new", "SW_USAGE", "a version like"),
         ("--target trn1 --compiler-version-profile 2.9.0.16 -O1", "SW_USAGE", "2.10.0.34"),
         ("--target trn1 --output", "SW_USAGE", "expected one argument"),
