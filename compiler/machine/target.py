@@ -243,6 +243,14 @@ def families() -> Mapping[str, str]:
     return {family: name for family, name in named if family}
 
 
+def machine_name(text: str) -> str:
+    """The machine that a user's word means: an instance type in any case, a family for the machine
+    that stands for it (`trn1` for `trn1.32xlarge`); a file, and what is unknown, as it is."""
+    word = text.strip()
+    lower = families().get(word.lower(), word.lower())
+    return lower if lower in target_names() else word
+
+
 def family_of(name: str) -> str:
     """The family of a machine by its name (`trn1n` of `trn1n.32xlarge`); empty for a user's own."""
     return "" if name.endswith(".json") else re.split(r"[.-]", name)[0]

@@ -85,9 +85,12 @@ class Flag:
 _CLI = "command reference"
 _RN = "release notes"
 _USE = "public scripts (use)"
+_WRAPPER = "persistent cache page"
 
 TARGETS = families()
 STRATEGIES = ("generic", "llm-training", "fsdp")
+OLD_STRATEGIES = {"nemo": "llm-training"}
+"""Older name of a strategy -> its name since."""
 DOWNCASTS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -115,11 +118,6 @@ def _option(name: str, kind: Kind, help: str, source: str, **rest: Any) -> Flag:
 
 def _recorded(name: str, kind: Kind, help: str, source: str = _USE, **rest: Any) -> Flag:
     return Flag(name=name, kind=kind, effect=Effect.RECORDED, help=help, source=source, **rest)
-
-
-def _wrapper(name: str, kind: Kind) -> Flag:
-    help, source = "belongs to the caching wrapper", "persistent cache page"
-    return Flag(name=name, kind=kind, effect=Effect.WRAPPER, help=help, source=source)
 
 
 _NEURONX: tuple[Flag, ...] = (
@@ -200,7 +198,7 @@ _NEURONX: tuple[Flag, ...] = (
         "strategy of the whole model; recorded, one core's program does not depend on it",
         f"{_CLI}; {_RN} 2.8.0.25 and 2.11.0.34",
         values=STRATEGIES,
-        old_values=(("nemo", "llm-training"),),
+        old_values=tuple(OLD_STRATEGIES.items()),
         default="generic",
         field="strategy",
     ),
@@ -338,10 +336,33 @@ _NEURONX: tuple[Flag, ...] = (
     _recorded("internal-backend-options", Kind.TEXT, "options of a vendor stage"),
     _recorded("cc-pipeline-tiling-factor", Kind.INTEGER, "tiling of the vendor's collectives"),
     _recorded("execute-repetition", Kind.INTEGER, "added by a wrapper"),
-    _wrapper("cache_dir", Kind.TEXT),
-    _wrapper("no_cache", Kind.SWITCH),
-    _wrapper("retry_failed_compilation", Kind.SWITCH),
-    _wrapper("log_level", Kind.TEXT),
+    _command(
+        "cache_dir",
+        Kind.TEXT,
+        "where compiled functions are kept, a directory or s3://bucket/prefix (docs/cache.md)",
+        _WRAPPER,
+    ),
+    _command(
+        "no_cache",
+        Kind.SWITCH,
+        "compile without the cache",
+        _WRAPPER,
+        default=False,
+    ),
+    _command(
+        "retry_failed_compilation",
+        Kind.SWITCH,
+        "compile anew what is stored, remembered refusals too",
+        _WRAPPER,
+        default=False,
+    ),
+    Flag(
+        name="log_level",
+        kind=Kind.TEXT,
+        effect=Effect.WRAPPER,
+        help="belongs to the caching wrapper",
+        source=_WRAPPER,
+    ),
 )
 
 

@@ -18,6 +18,7 @@ from shardwright.compiler.machine.target import (
     hypothetical_text,
     load_target,
     logical,
+    machine_name,
     target_names,
 )
 from shardwright.compiler.options import CompileOptions
@@ -66,6 +67,9 @@ class Command:
     fast_loading: bool
     fast_context_switch: bool
     scratchpad_page_mb: int
+    cache_dir: str  # empty: as a job's
+    no_cache: bool
+    retry_failed_compilation: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,20 @@ def resolve(flags: Sequence[Given]) -> Resolved:
     settings = settings_of(flags)
     command = _command(settings.values, settings.profile)
     options = replace(settings.options, lnc=command.target.lnc)
-    notices = (*settings.notices, *_ineffective(settings.effective, options, command))
+    notices = (
+        *settings.notices,
+        *_ineffective(settings.effective, options, command),
+        *_without_effect(settings.recorded),
+    )
     return Resolved(options, command, settings.recorded, notices)
+
+
+def _without_effect(recorded: Mapping[str, str]) -> list[Diagnostic]:
+    """One line about all flags that the file records and nothing reads."""
+    if not recorded:
+        return []
+    shown = ", ".join(f"--{name}" + ("" if v == "on" else f" {v}") for name, v in recorded.items())
+    return [_notice("warning", f"recorded in the file, without effect here: {shown}")]
 
 
 def _effective(item: Given, profile: Profile, notices: list[Diagnostic]) -> Given:
@@ -280,6 +296,13 @@ def _refused(item: Given, required: str) -> UsageError:
     )
 
 
+_AS_GIVEN = (
+    *("hypothetical", "output", "logfile", "strategy", "fast_loading", "fast_context_switch"),
+    *("no_cache", "retry_failed_compilation"),
+)
+"""Settings of the command that need no reading, by field."""
+
+
 def _command(settings: dict[str, Any], profile: Profile) -> Command:
     target = find_target(settings.get("target", ""))
     page = settings.get("scratchpad_page_mb", 0)
@@ -288,7 +311,6 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         text = f"--hbm-scratchpad-page-size requires {required}, got {page}"
         raise UsageError("SW_USAGE", text)
     lnc, hypothetical = settings.get("lnc", 0), settings["hypothetical"]
-    as_given = ("hypothetical", "output", "logfile", "strategy", "fast_loading")
     return Command(
         target=logical(target, lnc, hypothetical, "--logical-nc-config"),
         profile=profile,
@@ -296,7 +318,8 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         save_temps="savetemps" in settings.get("pipeline", "").lower(),
         dump_dir=settings.get("dump_dir", ""),
         scratchpad_page_mb=page,
-        **{name: settings[name] for name in (*as_given, "fast_context_switch")},
+        cache_dir=settings.get("cache_dir", ""),
+        **{name: settings[name] for name in _AS_GIVEN},
     )
 
 
@@ -306,11 +329,9 @@ def find_target(text: str) -> Target:
 
     Raises UsageError: SW_USAGE when none is given, NCC_EARG001 for an unknown one.
     """
-    name = text.strip()
+    name = machine_name(text)
     if not name:
         raise UsageError("SW_USAGE", f"compile requires --target, one of {', '.join(TARGETS)}")
-    if not name.endswith(".json"):
-        name = TARGETS.get(name.lower(), name.lower())
     known_name = name.endswith(".json") or name in target_names()
     if not known_name or not load_target(name).is_compiled_for:
         others = [n for n in target_names() if load_target(n).is_compiled_for]
