@@ -14,9 +14,9 @@ from typing import Any
 import msgpack
 
 
-def choice(default: Any, *allowed: Any) -> Any:
+def choice(default: Any, *allowed: Any, **about: Any) -> Any:
     """A field with a closed set of values."""
-    return field(default=default, metadata={"choices": allowed})
+    return field(default=default, metadata={"choices": allowed, **about})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

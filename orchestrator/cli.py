@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from shardwright.compiler.frontend.user_code import told
-from shardwright.compiler.machine.target import FIRST_TARGET
+from shardwright.compiler.machine.target import FIRST_TARGET, machine_name
 from shardwright.orchestrator.cache import commands as cache
 from shardwright.orchestrator.commands import doctor
 from shardwright.orchestrator.compile.compile_flags import split_verb
@@ -174,6 +174,9 @@ def _table_parsers(verbs: Any) -> None:
         "--compiler-version-profile", default="own", help="those of a neuronx-cc release"
     )
     operators.set_defaults(verb=_list_operators)
+    alias = verbs.add_parser("alias", help="neuronx-cc and neuron_parallel_compile by their names")
+    alias.add_argument("folder", type=Path, metavar="DIR", help="where their scripts are written")
+    alias.set_defaults(verb=lazily("commands.alias", "run", "folder"))
     errors = verbs.add_parser("errors", help="what an error code means and what to do")
     errors.add_argument("code", nargs="?", default="", help="for example NCC_EVRF035")
     errors.json_flag()
@@ -207,7 +210,8 @@ def _nccom_parser(verbs: Any) -> None:
         "--custom-replica-groups", default="", metavar="JSON", help="groups of ranks"
     )
     nccom.add_argument("--custom-src-target-pairs", default="", metavar="JSON", help="of a permute")
-    nccom.add_argument("--target", default=FIRST_TARGET, help="instance type or a JSON file")
+    what = "instance type or family, or a JSON file"
+    nccom.add_argument("--target", type=machine_name, default=FIRST_TARGET, help=what)
     nccom.add_argument("--lnc", type=int, default=0, help="physical cores per rank: 1 or 2")
     nccom.add_argument("--profile", choices=words_of("cluster.profile"), default="nominal")
     nccom.add_argument("--runtime", default="current", help="of a release: 2023, 2024 or current")

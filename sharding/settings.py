@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwright.compiler.options import choice
 from shardwright.compiler.support.quantities import TOKENS, amount
+from shardwright.compiler.surface.flags import OLD_STRATEGIES
 
 AUTO = -1
 OFFLOAD = "offload"
@@ -59,7 +60,7 @@ def limited(default: float, low: float, high: float) -> Any:
 class StrategySettings:
     """How the step is distributed."""
 
-    name: str = choice("fsdp", *STRATEGIES)
+    name: str = choice("fsdp", *STRATEGIES, old_names=OLD_STRATEGIES)
     micro_batch: int = field(default=1, metadata={"words": {"auto": AUTO}, "range": (1, MOST)})
     """Samples per data-parallel rank and micro-batch. auto: the most with which the step fits, at
     the same samples per step (docs/design/0063-auto.md).

@@ -8,11 +8,14 @@ jaxlib 0.10.2.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import MODULE_FILE, UNNAMED, LocationReader
 from shardwright.compiler.frontend.mlir import all_ops
+from shardwright.compiler.frontend.rules.registry import Check, RefusedError
 from shardwright.compiler.frontend.rules.respell import respell
 from shardwright.compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_INS
 
@@ -55,14 +58,17 @@ def make_context() -> Any:
     return context
 
 
-def legalize_chlo(module: Any) -> None:
+_NO_CHECKS: Mapping[str, Check] = MappingProxyType({})
+
+
+def legalize_chlo(module: Any, checks: Mapping[str, Check] = _NO_CHECKS) -> None:
     """Rewrite CHLO ops of `module` into StableHLO, in place; its context must be entered.
 
     Functions of the scalar engine, and erfc of which GELU is made, stay one op, as the stand-in of
     the printer. top_k becomes a sort and slices, which lowering knows. So do their other spellings
-    (`respell`).
+    (`respell`). `checks` see the ops of their name first.
 
-    Raises: ImportRuleError NCC_EVRF013 for a top_k of integers.
+    Raises: ImportRuleError NCC_EVRF013 for a top_k of integers, and what a check refuses.
     """
     from jaxlib.mlir import passmanager
     from jaxlib.mlir._mlir_libs import _stablehlo
@@ -73,6 +79,8 @@ def legalize_chlo(module: Any) -> None:
         passmanager.PassManager.parse(_SIZES_PIPELINE).run(module.operation)
     stand_ins = {f"chlo.{name}" for name in CHLO_OPS}
     for op in all_ops(module):
+        if op.name in checks and op.name.startswith("chlo."):
+            _checked(op, checks[op.name])
         if op.name == "chlo.top_k":
             _require_floats(op)
         elif op.name in stand_ins:
@@ -99,6 +107,13 @@ def merge_equal(module: Any) -> None:
     for number, op in enumerate(apart):
         op.attributes[_APART] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
     passmanager.PassManager.parse(_CSE_PIPELINE).run(module.operation)
+
+
+def _checked(op: Any, check: Check) -> None:
+    try:
+        check(op)
+    except RefusedError as error:
+        raise error.at(LocationReader(None).read(op.location)) from error
 
 
 def _require_floats(op: Any) -> None:

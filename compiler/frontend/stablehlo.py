@@ -119,7 +119,7 @@ def _imported(
     with make_context():
         module = parse_module(source)
         restore_shardy(module)
-        legalize_chlo(module)
+        legalize_chlo(module, checks or {})
         merge_equal(module)
         ranks = ranks_of(module) if ranks_of else None
         graph = import_parsed(

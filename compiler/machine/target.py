@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -240,6 +241,19 @@ def families() -> Mapping[str, str]:
     """
     named = ((_read(name)[0].get("family"), name) for name in target_names())
     return {family: name for family, name in named if family}
+
+
+def machine_name(text: str) -> str:
+    """The machine that a user's word means: an instance type in any case, a family for the machine
+    that stands for it (`trn1` for `trn1.32xlarge`); a file, and what is unknown, as it is."""
+    word = text.strip()
+    lower = families().get(word.lower(), word.lower())
+    return lower if lower in target_names() else word
+
+
+def family_of(name: str) -> str:
+    """The family of a machine by its name (`trn1n` of `trn1n.32xlarge`); empty for a user's own."""
+    return "" if name.endswith(".json") else re.split(r"[.-]", name)[0]
 
 
 def load_target(name: str) -> Target:

@@ -1,10 +1,10 @@
-"""Every flag of `compile`, declared once: spellings, values, defaults per release, what it does.
+"""Every flag of `compile`, declared once: spellings, values, defaults, what it does.
 
 The command line, `NEURON_CC_FLAGS` and the documentation read this table; `resolve.py` turns what a
-user gave into options. A flag either sets a field of `CompileOptions`, steers the command, stands
-for another flag, or is accepted without effect: recorded in the file, or belonging to the caching
-wrapper and dropped with a notice. Sources: the command reference and release notes of neuronx-cc;
-"(use)" marks flags seen in public scripts only.
+user gave into options. Which release has a flag, a value or a default is in `timeline.py`. A flag
+either sets a field of `CompileOptions`, steers the command, stands for another flag, or is accepted
+without effect: recorded in the file, or belonging to the caching wrapper. Sources: the command
+reference and release notes of neuronx-cc; "(use)" marks flags seen in public scripts only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from shardwright.compiler.machine.target import families
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.surface.releases import Profile
+from shardwright.compiler.surface.timeline import Row, Subject, row_of, rows
 
 
 class Kind(enum.Enum):
@@ -42,11 +43,10 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One flag. `defaults` are (since release, value), the last that applies counts.
+    """One flag. `usual` is its value where it is left out, unless releases differ (`default`).
 
     `field` names the option or command setting it sets; `replaces` is the (flag, value) a
-    deprecated flag stands for; `old_values` are (old spelling, what it means now), which warn;
-    `since` is the first release with the flag.
+    deprecated flag stands for; `old_values` are (old spelling, what it means now), which warn.
     """
 
     name: str
@@ -55,27 +55,42 @@ class Flag:
     effect: Effect = Effect.COMMAND
     values: tuple[str, ...] = ()
     constant: Any = True
-    defaults: tuple[tuple[str, Any], ...] = ()
+    usual: Any = None
     field: str = ""
     replaces: tuple[str, str] = ("", "")
     old_values: tuple[tuple[str, str], ...] = ()
-    since: str = ""
-    deprecated_since: str = ""
     help: str
     source: str
 
+    @property
+    def released(self) -> Row:
+        """Which releases have the flag."""
+        return row_of(Subject.FLAG, self.name)
+
+    def value_released(self, value: str) -> Row:
+        """Which releases have a value of the flag."""
+        return row_of(Subject.VALUE, self.name, value)
+
+    @property
+    def defaults(self) -> tuple[Row, ...]:
+        """Values of releases when the flag is absent, the oldest first; none where all agree."""
+        return rows(Subject.DEFAULT).get(self.name, ())
+
     def default(self, profile: Profile) -> Any:
         """The value when the flag is absent; None when there is none."""
-        later_first = reversed(self.defaults)
-        return next((value for since, value in later_first if profile.at_least(since)), None)
+        held = (row.value for row in self.defaults if profile.holds(row))
+        return next(held, self.usual)
 
 
 _CLI = "command reference"
 _RN = "release notes"
 _USE = "public scripts (use)"
+_WRAPPER = "persistent cache page"
 
 TARGETS = families()
 STRATEGIES = ("generic", "llm-training", "fsdp")
+OLD_STRATEGIES = {"nemo": "llm-training"}
+"""Older name of a strategy -> its name since."""
 DOWNCASTS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -88,25 +103,13 @@ def _command(
     *,
     field: str = "",
     default: Any = None,
-    later: tuple[tuple[str, Any], ...] = (),
     effect: Effect = Effect.COMMAND,
     **rest: Any,
 ) -> Flag:
-    """A flag that sets `field`, which is called as it is unless given; `later` are defaults of
-    releases after the first.
-    """
-    defaults = () if default is None else (("", default), *later)
+    """A flag that sets `field`, which is called as it is unless given."""
     field = field or name.replace("-", "_")
-    return Flag(
-        name=name,
-        kind=kind,
-        help=help,
-        source=source,
-        field=field,
-        defaults=defaults,
-        effect=effect,
-        **rest,
-    )
+    about = {"help": help, "source": source, "field": field, "usual": default}
+    return Flag(name=name, kind=kind, effect=effect, **about, **rest)
 
 
 def _option(name: str, kind: Kind, help: str, source: str, **rest: Any) -> Flag:
@@ -115,11 +118,6 @@ def _option(name: str, kind: Kind, help: str, source: str, **rest: Any) -> Flag:
 
 def _recorded(name: str, kind: Kind, help: str, source: str = _USE, **rest: Any) -> Flag:
     return Flag(name=name, kind=kind, effect=Effect.RECORDED, help=help, source=source, **rest)
-
-
-def _wrapper(name: str, kind: Kind) -> Flag:
-    help, source = "belongs to the caching wrapper", "persistent cache page"
-    return Flag(name=name, kind=kind, effect=Effect.WRAPPER, help=help, source=source)
 
 
 _NEURONX: tuple[Flag, ...] = (
@@ -169,8 +167,6 @@ _NEURONX: tuple[Flag, ...] = (
         f"{_CLI}; {_RN} 2.20.9961 and 2.22.12471",
         values=("none", "matmult", "all"),
         old_values=(("matmul", "matmult"),),
-        default="matmult",
-        later=(("2.22.12471", "none"),),
     ),
     _option(
         "auto-cast-type",
@@ -187,7 +183,6 @@ _NEURONX: tuple[Flag, ...] = (
         _CLI,
         values=("default", "enabled", "disabled"),
         default="default",
-        since="2.27.5334",
     ),
     _option(
         "implicit-integer-downcast",
@@ -196,7 +191,6 @@ _NEURONX: tuple[Flag, ...] = (
         _CLI,
         values=("default", "all", "none", *DOWNCASTS),
         default="default",
-        since="2.27.5334",
     ),
     _command(
         "distribution-strategy",
@@ -204,10 +198,9 @@ _NEURONX: tuple[Flag, ...] = (
         "strategy of the whole model; recorded, one core's program does not depend on it",
         f"{_CLI}; {_RN} 2.8.0.25 and 2.11.0.34",
         values=STRATEGIES,
-        old_values=(("nemo", "llm-training"),),
+        old_values=tuple(OLD_STRATEGIES.items()),
         default="generic",
         field="strategy",
-        since="2.6.0.19",
     ),
     _option(
         "logical-nc-config",
@@ -217,7 +210,6 @@ _NEURONX: tuple[Flag, ...] = (
         field="lnc",
         aliases=("--lnc", "-lnc"),
         values=("1", "2"),
-        since="2.16.345",
     ),
     _command(
         "hypothetical",
@@ -234,15 +226,12 @@ _NEURONX: tuple[Flag, ...] = (
         aliases=("-O", "--O"),
         values=("1", "2", "3"),
         default=2,
-        since="2.10.0.34",
     ),
     Flag(
         name="enable-experimental-o1",
         kind=Kind.SWITCH,
         effect=Effect.REPLACED,
         replaces=("optlevel", "1"),
-        since="2.4.0.21",
-        deprecated_since="2.10.0.34",
         help="--optlevel 1",
         source=_RN,
     ),
@@ -251,8 +240,7 @@ _NEURONX: tuple[Flag, ...] = (
         Kind.INTEGER,
         "processes of the vendor's parallel passes; units run on the executor here",
         _RN,
-        since="2.4.0.21",
-        defaults=(("", 8),),
+        usual=8,
     ),
     _option(
         "enable-mixed-precision-accumulation",
@@ -260,9 +248,6 @@ _NEURONX: tuple[Flag, ...] = (
         "keep intermediates of reductions of short types in fp32",
         f"{_RN} 2.13.66 and 2.22.12471",
         field="mixed_precision_accumulation",
-        default=False,
-        later=(("2.22.12471", True),),
-        since="2.13.66",
     ),
     _option(
         "disable-mixed-precision-accumulation",
@@ -271,7 +256,6 @@ _NEURONX: tuple[Flag, ...] = (
         f"{_RN} 2.22.12471",
         field="mixed_precision_accumulation",
         constant=False,
-        since="2.22.12471",
     ),
     _option(
         "enable-saturate-infinity",
@@ -281,7 +265,6 @@ _NEURONX: tuple[Flag, ...] = (
         f"{_CLI}; {_RN} 2.7.0.40, 2.13.66, 2.17.194",
         field="saturate_infinity",
         default=False,
-        since="2.7.0.40",
     ),
     _command(
         "enable-fast-context-switch",
@@ -304,7 +287,6 @@ _NEURONX: tuple[Flag, ...] = (
         Kind.SWITCH,
         "descriptors are made at load instead of by the descriptor generation engine",
         _RN,
-        since="2.15.128",
     ),
     _command(
         "hbm-scratchpad-page-size",
@@ -355,10 +337,33 @@ _NEURONX: tuple[Flag, ...] = (
     _recorded("internal-backend-options", Kind.TEXT, "options of a vendor stage"),
     _recorded("cc-pipeline-tiling-factor", Kind.INTEGER, "tiling of the vendor's collectives"),
     _recorded("execute-repetition", Kind.INTEGER, "added by a wrapper"),
-    _wrapper("cache_dir", Kind.TEXT),
-    _wrapper("no_cache", Kind.SWITCH),
-    _wrapper("retry_failed_compilation", Kind.SWITCH),
-    _wrapper("log_level", Kind.TEXT),
+    _command(
+        "cache_dir",
+        Kind.TEXT,
+        "where compiled functions are kept, a directory or s3://bucket/prefix (docs/cache.md)",
+        _WRAPPER,
+    ),
+    _command(
+        "no_cache",
+        Kind.SWITCH,
+        "compile without the cache",
+        _WRAPPER,
+        default=False,
+    ),
+    _command(
+        "retry_failed_compilation",
+        Kind.SWITCH,
+        "compile anew what is stored, remembered refusals too",
+        _WRAPPER,
+        default=False,
+    ),
+    Flag(
+        name="log_level",
+        kind=Kind.TEXT,
+        effect=Effect.WRAPPER,
+        help="belongs to the caching wrapper",
+        source=_WRAPPER,
+    ),
 )
 
 

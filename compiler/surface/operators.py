@@ -1,8 +1,8 @@
 """The operators of XLA by their builder names: neuronx-cc's published table, and what it takes
 beyond the table.
 
-`hlo` are the StableHLO names an operator arrives as; `since` is the release that added the row (the
-empty text: the first); `note` is the restriction the table prints. What this compiler does with a
+`hlo` are the StableHLO names an operator arrives as; `since` is the release that added the row, as
+`timeline.py` has it; `note` is the restriction the table prints. What this compiler does with a
 row is not written here: it follows from the import rules (`frontend/coverage.py`).
 Source: release notes 2.6.0.19 and 2.13.68 (62 equal rows), rows by release from the history of that
 page; extras from error pages, later release notes and the JAX notes.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.compiler.surface.releases import Profile
+from shardwright.compiler.surface.timeline import Row, Subject, row_of, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,14 @@ class Operator:
 
     name: str
     hlo: tuple[str, ...]
-    since: str = ""
     note: str = ""
     documented: bool = True
     error: str = ""  # the code of a documented refusal or restriction
+
+    @property
+    def since(self) -> str:
+        """The release that added the row; empty: the first."""
+        return row_of(Subject.OPERATOR, self.name).since
 
 
 _NEVER = "not supported"  # by the documentation
@@ -56,12 +61,12 @@ _TABLE = (
         " Sub=subtract Tanh Transpose"
     ),
     # Added by later releases, or with a restriction.
-    Operator("Atan2", ("atan2",), "2.2.0.73"),
-    Operator("LogicalNot", ("not",), "2.2.0.73"),
-    Operator("DynamicUpdateSlice", ("dynamic_update_slice",), "2.2.0.73", "constant index only"),
-    Operator("Rev", ("reverse",), "2.3.0.4"),
-    Operator("SelectAndScatter", ("select_and_scatter",), "2.4.0.21"),
-    Operator("BitcastConvertType", ("bitcast_convert",), "2.6.0.19"),
+    Operator("Atan2", ("atan2",)),
+    Operator("LogicalNot", ("not",)),
+    Operator("DynamicUpdateSlice", ("dynamic_update_slice",), "constant index only"),
+    Operator("Rev", ("reverse",)),
+    Operator("SelectAndScatter", ("select_and_scatter",)),
+    Operator("BitcastConvertType", ("bitcast_convert",)),
     Operator("Tuple", (), note=_TAKEN_APART),
     Operator("GetTupleElement", (), note=_TAKEN_APART),
     Operator(
@@ -114,6 +119,17 @@ DOCUMENTED = tuple(row for row in OPERATORS if row.documented)
 def added_later(profile: Profile) -> dict[str, Operator]:
     """StableHLO name -> row, for rows that the release of `profile` does not have yet."""
     return {name: row for row in DOCUMENTED if not profile.at_least(row.since) for name in row.hlo}
+
+
+_CALLS = {"TopK": ("chlo.top_k", "AwsNeuronTopK", "ApproxTopK")}
+"""Call of the time line -> operators and targets of custom calls it arrives as."""
+
+
+def calls_added_later(profile: Profile) -> dict[str, Row]:
+    """Operator or target of a custom call -> its row, for those that the release of `profile` does
+    not have yet."""
+    later = [row for (row,) in rows(Subject.CALL).values() if not profile.holds(row)]
+    return {name: row for row in later for name in _CALLS[row.name]}
 
 
 def refusal_code(hlo: str) -> str:

@@ -1,11 +1,9 @@
-"""The releases of neuronx-cc and what changed with them: the time line behind
-`--compiler-version-profile`.
+"""The releases of neuronx-cc, and the profile that stands for one: what
+`--compiler-version-profile` names.
 
-A profile answers two questions: is a fact of the time line true for this release, and does the
-release's operator table apply. Without a profile the defaults are those of the newest release and
-no operator is refused that this compiler can do.
-Source of every row: neuronx-cc release notes (2022-10 to 2026-08) and the history of its command
-reference, unless the row says otherwise.
+A profile says which rows of the time line (`timeline.py`) hold. Without one the defaults are those
+of the newest release, and nothing is refused that this compiler can do.
+Source of the versions: neuronx-cc release notes, 2022-10 to 2026-08.
 """
 
 from __future__ import annotations
@@ -14,12 +12,13 @@ import re
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.surface.timeline import Row, behaviour
 
 Version = tuple[int, ...]
 
 
 RELEASES = (
-    *("2.1.76", "2.2.0.73", "2.3.0.4"),  # 2022
+    *("2.1.0.76", "2.2.0.73", "2.3.0.4"),  # 2022
     *("2.4.0.21", "2.5.0.28", "2.6.0.19", "2.7.0.40", "2.8.0.25", "2.9.0.16"),  # 2023
     *("2.10.0.34", "2.10.0.35", "2.11.0.34", "2.11.0.35", "2.12.54"),
     *("2.12.68", "2.13.66", "2.13.68", "2.13.72", "2.14.213", "2.15.128"),  # 2024
@@ -29,43 +28,8 @@ RELEASES = (
 )
 """Versions of all published releases, the oldest first."""
 OLDEST, LATEST = RELEASES[0], RELEASES[-1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
-    """A behaviour that holds from `since` up to, not including, `until` (empty: still holds)."""
-
-    since: str
-    until: str = ""
-    text: str
-
-
-FACTS: dict[str, Fact] = {
-    "pow_any_exponent": Fact(since="2.3.0.4", text="Pow takes any integer or float exponent"),
-    "rng_seed_used": Fact(since="2.9.0.16", text="RngBitGenerator honours its seed, 32 bits of it"),
-    "dynamic_update_index": Fact(
-        since="2.14.213",
-        text="DynamicUpdateSlice takes a computed index (inferred: the note 'constant index only'"
-        " is last repeated by the release notes of 04/2024)",
-    ),
-    "index_check": Fact(
-        since="2.12.54",
-        text="indices of gathers and scatters are checked while a program runs",
-    ),
-    "saturates_transposes_only": Fact(
-        since="2.13.66",
-        text="--enable-saturate-infinity is for transposes done as matmul, not any operation",
-    ),
-    "fsdp_spelling": Fact(
-        since="2.6.0.19", until="2.7.0.40", text="--distribution-strategy FSDP is documented"
-    ),
-    "output_over_4gb_refused": Fact(
-        since="2.22.12471",
-        until="2.24.5133",
-        text="EVRF024, an output tensor over 4 GB, is documented (withdrawn 04/11/2026)",
-    ),
-    "bool_add_is_or": Fact(since="2.27.5334", text="boolean add is OR (SDK 2.30)"),
-}
+_SHORT = {"2.1.76": OLDEST}
+"""Other spelling of a version -> the one of its release notes."""
 
 
 def parse_version(text: str) -> Version:
@@ -96,10 +60,17 @@ class Profile:
             return True
         return _padded(parse_version(self.version)) >= _padded(parse_version(since))
 
-    def has(self, fact: str) -> bool:
-        """Whether a row of `FACTS` holds."""
-        row = FACTS[fact]
+    def holds(self, row: Row) -> bool:
+        """Whether a row of the time line holds."""
         return self.at_least(row.since) and not (row.until and self.at_least(row.until))
+
+    def deprecates(self, row: Row) -> bool:
+        """Whether the release warns about what the row is about."""
+        return bool(row.deprecated) and self.at_least(row.deprecated)
+
+    def has(self, name: str) -> bool:
+        """Whether a behaviour of the time line holds."""
+        return self.holds(behaviour(name))
 
     def __str__(self) -> str:
         return self.version or "own"
@@ -116,7 +87,7 @@ def profile(text: str) -> Profile:
     name = text.strip().lower()
     if name in ("", "own"):
         return OWN
-    found = Profile(LATEST if name == "latest" else name)
+    found = Profile(LATEST if name == "latest" else _SHORT.get(name, name))
     if not found.at_least(OLDEST) or parse_version(found.version)[:3] > parse_version(LATEST):
         raise UsageError(
             "SW_USAGE",

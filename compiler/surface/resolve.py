@@ -7,16 +7,18 @@ that the last of several competing ones counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError, did_you_mean
 from shardwright.compiler.machine.target import (
     Target,
+    family_of,
     hypothetical_text,
     load_target,
     logical,
+    machine_name,
     target_names,
 )
 from shardwright.compiler.options import CompileOptions
@@ -31,10 +33,13 @@ from shardwright.compiler.surface.flags import (
     Kind,
     find,
 )
-from shardwright.compiler.surface.releases import Profile
+from shardwright.compiler.surface.releases import OWN, Profile
+from shardwright.compiler.surface.timeline import Row, Subject, row_of
 
 PAGE_STEP_MB, PAGE_END_MB = 512, 4096
 """documented: page sizes are multiples of 512 MB below 4096 (runtime's device memory page)."""
+
+CAST_NOTHING = row_of(Subject.DEFAULT, "auto-cast", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,9 @@ class Command:
     fast_loading: bool
     fast_context_switch: bool
     scratchpad_page_mb: int
+    cache_dir: str  # empty: as a job's
+    no_cache: bool
+    retry_failed_compilation: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +122,12 @@ def settings_of(flags: Sequence[Given]) -> Settings:
     given: dict[str, Any] = {}
     recorded: dict[str, str] = {}
     for item in effective:
-        value = _value(item, notices)  # what has no effect is still held to its form
+        value = _value(item, profile, notices)  # what has no effect is still held to its form
         if item.flag.effect is Effect.RECORDED:
             recorded[item.flag.name] = item.value or "on"
         elif item.flag.field:
             given[item.flag.field] = value
+    notices += _taken_defaults(profile, given)
     return Settings(profile, effective, given, defaults, recorded, tuple(notices))
 
 
@@ -131,27 +140,38 @@ def resolve(flags: Sequence[Given]) -> Resolved:
     settings = settings_of(flags)
     command = _command(settings.values, settings.profile)
     options = replace(settings.options, lnc=command.target.lnc)
-    notices = (*settings.notices, *_ineffective(settings.effective, options, command))
+    notices = (
+        *settings.notices,
+        *_ineffective(settings.effective, options, command),
+        *_without_effect(settings.recorded),
+    )
     return Resolved(options, command, settings.recorded, notices)
+
+
+def _without_effect(recorded: Mapping[str, str]) -> list[Diagnostic]:
+    """One line about all flags that the file records and nothing reads."""
+    if not recorded:
+        return []
+    shown = ", ".join(f"--{name}" + ("" if v == "on" else f" {v}") for name, v in recorded.items())
+    return [_notice("warning", f"recorded in the file, without effect here: {shown}")]
 
 
 def _effective(item: Given, profile: Profile, notices: list[Diagnostic]) -> Given:
     """The flag that counts in place of a deprecated one; refuses what the release does not have."""
     flag = item.flag
-    if not profile.at_least(flag.since):
-        raise UsageError(
-            "SW_USAGE",
-            f"{item.spelling} requires release {flag.since} or newer, the profile is {profile}",
-            hint="drop the flag or name a newer --compiler-version-profile",
-        )
+    if not _has(profile, flag.released):
+        raise _absent(item.spelling, flag.released, profile, "drop the flag")
     if flag.effect is Effect.WRAPPER:
         notices.append(_notice("info", f"{item.spelling} is {flag.effect.value}"))
     if flag.effect is Effect.RECORDED:
         notices.append(_notice("info", f"{item.spelling}: {flag.effect.value} ({flag.help})"))
+    is_deprecated = profile.deprecates(flag.released)
     if flag.effect is not Effect.REPLACED:
+        if is_deprecated:
+            notices.append(_notice("warning", f"{item.spelling}: {flag.released.text}"))
         return item
     name, value = flag.replaces
-    if profile.at_least(flag.deprecated_since):
+    if is_deprecated:
         text = f"{item.spelling} is deprecated and will be removed, use --{name} {value}"
         notices.append(_notice("warning", text))
     target = find(f"--{name}")
@@ -163,14 +183,75 @@ def _notice(severity: str, message: str) -> Diagnostic:
     return Diagnostic("SW_FLAG", message, severity=severity)
 
 
-def _value(item: Given, notices: list[Diagnostic]) -> Any:
-    """The value of a flag, checked and in canonical form."""
+def _has(profile: Profile, row: Row) -> bool:
+    """Whether a release has what a row is about; the own profile has all that ever was there."""
+    return profile.is_own or profile.holds(row)
+
+
+def _absent(what: str, row: Row, profile: Profile, instead: str) -> UsageError:
+    """The refusal of something that the release of a profile does not have yet, or no more."""
+    if profile.at_least(row.since):
+        when = f"a release from {row.since} up to, not including, {row.until}"
+        cure = f"name --compiler-version-profile {row.since}"
+    else:
+        when = f"release {row.since} or newer"
+        cure = f"name --compiler-version-profile {row.since} or newer"
+    return UsageError(
+        "SW_USAGE",
+        f"{what} requires {when}, the profile is {profile}",
+        hint=f"{instead}, or {cure}; `own`, the default, has all of them",
+    )
+
+
+def _check_released(item: Given, value: str, profile: Profile) -> None:
+    """Refuse a value that the release does not have. Raises UsageError."""
+    flag, row = item.flag, item.flag.value_released(value)
+    if _has(profile, row):
+        return
+    among = TARGETS if flag.name == "target" else flag.values
+    others = [v for v in among if v != value and profile.holds(flag.value_released(v))]
+    instead = f"give {' or '.join(others)}" if others else "drop the flag"
+    raise _absent(f"{item.spelling} {item.value}", row, profile, instead)
+
+
+def _taken_defaults(profile: Profile, given: Mapping[str, Any]) -> list[Diagnostic]:
+    """Which default was taken of every flag whose default depends on the release, and why: a
+    warning where the release's is not today's, as numbers differ."""
+    found = []
+    for flag in FLAGS:
+        if flag.field in given or not flag.defaults:
+            continue
+        held = next(row for row in flag.defaults if profile.holds(row))
+        others = [row for row in flag.defaults if row is not held]
+        of = "the newest releases" if profile.is_own else f"release {profile}"
+        text = f"{_setting(flag, held)}, the default of {of}: {held.text}"
+        for other in others:
+            when = f"from {other.since} on" if other.since else f"before {other.until}"
+            text += f" ({when} {_setting(flag, other)}: {other.text})"
+        is_todays = flag.default(profile) == flag.default(OWN)
+        found.append(_notice("info" if is_todays else "warning", text))
+    return found
+
+
+def _setting(flag: Flag, row: Row) -> str:
+    """A default as it would be typed."""
+    if flag.kind is not Kind.SWITCH:
+        return f"--{flag.name} {row.value}"
+    name = flag.name if row.value is flag.constant else f"no --{flag.name}"
+    return name if name.startswith("no ") else f"--{name}"
+
+
+def _value(item: Given, profile: Profile, notices: list[Diagnostic]) -> Any:
+    """The value of a flag, checked and in canonical form. Raises UsageError for one that is not
+    understood, or that the release does not have."""
     flag, text = item.flag, item.value.strip()
+    if flag.name == "target" and not profile.is_own:
+        _check_released(item, family_of(find_target(text).name), profile)
     match flag.kind:
         case Kind.SWITCH:
             return flag.constant
         case Kind.CHOICE:
-            return _choice(item, text, notices)
+            return _choice(item, text, profile, notices)
         case Kind.INTEGER:
             return _integer(item, text)
         case Kind.NAMES:
@@ -178,14 +259,17 @@ def _value(item: Given, notices: list[Diagnostic]) -> Any:
     return text
 
 
-def _choice(item: Given, text: str, notices: list[Diagnostic]) -> str:
+def _choice(item: Given, text: str, profile: Profile, notices: list[Diagnostic]) -> str:
     word, old = text.lower(), dict(item.flag.old_values)
     candidates = {v.replace("_", "-"): v for v in (*item.flag.values, *old)}
     found = candidates.get(word.replace("_", "-"))
     if found is None:
         raise _refused(item, f"one of {', '.join(item.flag.values)}")
-    if found in old:
-        text = f"{item.spelling} {found} is deprecated, it means {old[found]}"
+    row = item.flag.value_released(found)
+    _check_released(item, found, profile)
+    if found in old and (profile.deprecates(row) or not row.deprecated):
+        why = f": {row.text}" if row.text else ""
+        text = f"{item.spelling} {found} is deprecated, it means {old[found]}{why}"
         notices.append(_notice("warning", text))
     return old.get(found, found)
 
@@ -214,6 +298,13 @@ def _refused(item: Given, required: str) -> UsageError:
     )
 
 
+_AS_GIVEN = (
+    *("hypothetical", "output", "logfile", "strategy", "fast_loading", "fast_context_switch"),
+    *("no_cache", "retry_failed_compilation"),
+)
+"""Settings of the command that need no reading, by field."""
+
+
 def _command(settings: dict[str, Any], profile: Profile) -> Command:
     target = find_target(settings.get("target", ""))
     page = settings.get("scratchpad_page_mb", 0)
@@ -222,7 +313,6 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         text = f"--hbm-scratchpad-page-size requires {required}, got {page}"
         raise UsageError("SW_USAGE", text)
     lnc, hypothetical = settings.get("lnc", 0), settings["hypothetical"]
-    as_given = ("hypothetical", "output", "logfile", "strategy", "fast_loading")
     return Command(
         target=logical(target, lnc, hypothetical, "--logical-nc-config"),
         profile=profile,
@@ -230,7 +320,8 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         save_temps="savetemps" in settings.get("pipeline", "").lower(),
         dump_dir=settings.get("dump_dir", ""),
         scratchpad_page_mb=page,
-        **{name: settings[name] for name in (*as_given, "fast_context_switch")},
+        cache_dir=settings.get("cache_dir", ""),
+        **{name: settings[name] for name in _AS_GIVEN},
     )
 
 
@@ -240,11 +331,9 @@ def find_target(text: str) -> Target:
 
     Raises UsageError: SW_USAGE when none is given, NCC_EARG001 for an unknown one.
     """
-    name = text.strip()
+    name = machine_name(text)
     if not name:
         raise UsageError("SW_USAGE", f"compile requires --target, one of {', '.join(TARGETS)}")
-    if not name.endswith(".json"):
-        name = TARGETS.get(name.lower(), name.lower())
     known_name = name.endswith(".json") or name in target_names()
     if not known_name or not load_target(name).is_compiled_for:
         others = [n for n in target_names() if load_target(n).is_compiled_for]
@@ -277,13 +366,11 @@ def _ineffective(
     found = []
     if "auto-cast-type" in names and options.auto_cast == "none":
         text = "--auto-cast-type has no effect while --auto-cast is none (the default since"
-        found.append(f"{text} 2.22.12471); add --auto-cast matmult")
+        found.append(f"{text} {CAST_NOTHING.since}); add --auto-cast matmult")
     if options.native_int64 == "enabled" and generation == "v2":
         found.append(f"--native-int64 enabled has no effect on {command.target.name}")
     if options.saturate_infinity and generation != "v2":
         found.append(f"--enable-saturate-infinity has no effect on {command.target.name}")
-    if command.strategy == "fsdp" and not command.profile.has("fsdp_spelling"):
-        found.append("--distribution-strategy fsdp is documented by release 2.6.0.19 only")
     if command.target.is_hypothetical:
         found.append(hypothetical_text(command.target))
     return [_notice("warning", text) for text in found]

@@ -21,6 +21,7 @@ _KEYS = {
     "lnc": ("cluster", "lnc"),
     "hypothetical": ("cluster", "hypothetical"),
     "strategy": ("strategy", "name"),
+    "no_cache": ("cache", "fresh"),
 }
 """Field of a flag -> the job's key with the same meaning."""
 

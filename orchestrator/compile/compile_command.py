@@ -1,8 +1,8 @@
 """`shardwright compile FILES ...`: neuronx-cc's command, one NEFF per model for one NeuronCore.
 
 Reads the flags (`compile_flags.py`), finds out what each file holds, enforces the release's rules,
-compiles in this process and writes a container that tells what made it. Exit code 0, 2 for what the
-user typed, 70 for everything the compiler refuses.
+compiles in this process what the cache does not have, and writes a container that tells what made
+it. Exit code 0, 2 for what the user typed, 70 for everything the compiler refuses.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from shardwright.compiler.surface.resolve import Resolved, resolve
 from shardwright.orchestrator.compile.compile_flags import of_environment, parse
 from shardwright.orchestrator.compile.compile_log import CompileLog
 from shardwright.orchestrator.compile.modules import compiled
+from shardwright.orchestrator.compile.through_cache import compiled_through_cache, is_cached
 from shardwright.orchestrator.dump import dumping
 from shardwright.orchestrator.dump.folder import FLAG
 from shardwright.orchestrator.road.bundling import compiler_version
@@ -111,8 +112,9 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
         data = file.read_bytes()
     except OSError as error:
         raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
+    made = compiled_through_cache if is_cached(resolved.command) else compiled
     with isolated.Reader() as reader:
-        content = compiled(file, data, resolved, log, reader)
+        content = made(file, data, resolved, log, reader)
     with log.stage("write"):
         outputs.write(output, content, "--output")
     log.dot()

@@ -15,6 +15,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name, find
+from shardwright.compiler.surface.releases import OWN
 from shardwright.compiler.surface.resolve import Given
 from shardwright.orchestrator.config.arguments import Parser, with_values
 
@@ -55,8 +56,7 @@ def parser(prog: str) -> FlagParser:
         nargs = {"nargs": 0} if flag.kind is Kind.SWITCH else {"metavar": "VALUE"}
         text = argparse.SUPPRESS
         if flag.effect in (Effect.OPTION, Effect.COMMAND):
-            default = flag.defaults[-1][1] if flag.defaults else None
-            text = with_values(flag.help, flag.values, default)
+            text = with_values(flag.help, flag.values, flag.default(OWN))
         made.add_argument(*names, action=_Keep, dest="given", help=text, **nargs)
     return made
 

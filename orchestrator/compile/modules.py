@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from shardwright.compiler.driver import Observer, compile_graph
 from shardwright.compiler.frontend.context import module_text
 from shardwright.compiler.frontend.detect import Module
-from shardwright.compiler.frontend.rules.restrictions import check_outputs
+from shardwright.compiler.frontend.rules.restrictions import check_outputs, check_types
 from shardwright.compiler.ir.analysis import count_ops, flops
 from shardwright.compiler.ir.serialize import dump
 from shardwright.compiler.ir.types import Graph
@@ -111,6 +111,8 @@ def _read(
         graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
         check_outputs(graph, resolved.command.profile)
+        for one in (graph, *module.facts.regions):
+            check_types(one, resolved.command.profile)
         findings = list(module.facts.findings)
         for one in (graph, *module.facts.regions):
             findings += (*doubles_narrowed(one, resolved.options), *downcasts(one))

@@ -22,7 +22,7 @@ from typing import Any
 from shardwright.collectives.ops import LINEAR, TORUS
 from shardwright.collectives.timing.runtimes import CURRENT, RUNTIMES
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
-from shardwright.compiler.machine.target import FIRST_TARGET, target_names
+from shardwright.compiler.machine.target import FIRST_TARGET, machine_name, target_names
 from shardwright.compiler.options import DEFAULTS, CompileOptions, choice
 from shardwright.compiler.support.documents import parse_toml, read_text
 from shardwright.orchestrator.config.model_keys import NO_MODEL, ModelConfig, named
@@ -36,6 +36,10 @@ MOST_INSTANCES = 2**16
 """Our choice: thirty times the largest cluster that was ever planned; laying out more takes longer
 than planning on them."""
 TRIES, MOST_TRIES = 2, 64  # of a screen, our choice; of `--tries`, our choice
+
+
+def _read_machine(value: Any) -> str | None:
+    return machine_name(value) if isinstance(value, str) else None
 
 
 def axis() -> Any:
@@ -62,7 +66,8 @@ class MeshConfig:
 class ClusterConfig:
     """The simulated machines."""
 
-    target: str = named(FIRST_TARGET, target_names)
+    target: str = named(FIRST_TARGET, target_names, read=_read_machine)
+    """An instance type, a family for the machine that stands for it (`trn1`), or a JSON file."""
     instances: int = limited(1, 1, MOST_INSTANCES)
     lnc: int = choice(0, 0, 1, 2)
     """Physical cores per logical NeuronCore; 0 is the machine's default: 2 on trn2 and trn3."""
@@ -475,6 +480,8 @@ def _value(
         raise UsageError("SW_USAGE", text, hint=_other_key(value))
     choices = spec.metadata.get("choices")
     if choices and converted not in choices:
+        converted = _respelled(converted, choices, spec.metadata.get("old_names", {}))
+    if choices and converted not in choices:
         allowed = ", ".join(map(str, choices))
         raise UsageError(
             "SW_USAGE",
@@ -485,6 +492,20 @@ def _value(
     if not low <= converted <= high:
         raise UsageError("SW_USAGE", f"{source}: {key} requires {low} to {high}, got {value!r}")
     return converted
+
+
+def _respelled(value: Any, choices: Iterable[Any], old_names: Mapping[str, str]) -> Any:
+    """The choice that a text means: in any case, with `-` or `_`, by its name or an older one; any
+    other value as it is."""
+    if not isinstance(value, str):
+        return value
+    names = {_spelling(name): name for name in choices if isinstance(name, str)}
+    names |= {_spelling(old): name for old, name in old_names.items()}
+    return names.get(_spelling(value), value)
+
+
+def _spelling(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
 
 
 def _other_key(value: Any) -> str:
@@ -530,7 +551,7 @@ def with_absolute_paths(job: JobConfig) -> JobConfig:
         check_lasting(job, "output.events", "cache.dir")
     for key in _LOST_IN_A_JOB:
         path = os.path.expanduser(job.value(key))
-        if _is_relative(path) and not inside_ray_job():
+        if is_relative(path) and not inside_ray_job():
             path = str(Path(path).resolve())
         job = job.but({key: path})
     return job
@@ -547,7 +568,7 @@ def check_lasting(job: JobConfig, *keys: str) -> None:
     """Refuse relative paths of a Ray job: its working directory is Ray's private copy, so what it
     writes there is lost. Without `keys`, all of them. Raises UsageError."""
     for key in keys or _LOST_IN_A_JOB:
-        if _is_relative(path := job.value(key)):
+        if is_relative(path := job.value(key)):
             raise UsageError(
                 "SW_RELATIVE_OUTPUT",
                 f"{key} requires an absolute path inside a Ray job, got {path}",
@@ -555,6 +576,6 @@ def check_lasting(job: JobConfig, *keys: str) -> None:
             )
 
 
-def _is_relative(path: str) -> bool:
+def is_relative(path: str) -> bool:
     """Of a path; a URL is none."""
     return bool(path) and "://" not in path and not os.path.isabs(os.path.expanduser(path))

@@ -36,7 +36,7 @@ _FLAGS = {
         "a published run as the job: model, layout, batches, software (docs/validation.md)",
     ),
     "strategy": ("strategy.name", "distribution strategy"),
-    "target": ("cluster.target", "instance type, or a JSON file"),
+    "target": ("cluster.target", "instance type or family, or a JSON file"),
     "instances": ("cluster.instances", "number of instances"),
     "lnc": ("cluster.lnc", "physical cores per logical NeuronCore; 0: as the machine has them"),
     "placement": ("cluster.placement", "a name, or the axes from outermost to innermost"),
@@ -248,7 +248,7 @@ def changed_keys(name: str, value: str) -> config.Keys:
     return {f"{table}.{key}": value}
 
 
-_LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin", ".pt2")
+LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin", ".pt2")
 
 
 def _model_flag(model: str | None) -> dict[str, str]:
@@ -275,7 +275,7 @@ def _model_key(model: str) -> tuple[str, str]:
         )
     if _is_folder(path, model):
         return "config", str((path / "config.json").resolve())
-    if model.endswith((".json", *_LOWERED)):
+    if model.endswith((".json", *LOWERED)):
         return "config" if model.endswith(".json") else "hlo", str(path.resolve())
     return "preset", model
 

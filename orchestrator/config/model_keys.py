@@ -12,9 +12,9 @@ from shardwright.orchestrator.validation.recipes import recipe_names
 from shardwright.sharding.settings import MOST, limited
 
 
-def named(default: str, names: Callable[[], Iterable[str]]) -> Any:
+def named(default: str, names: Callable[[], Iterable[str]], **about: Any) -> Any:
     """A name of a registry, or something else that whoever reads the key understands."""
-    return field(default=default, metadata={"names": names})
+    return field(default=default, metadata={"names": names, **about})
 
 
 def _read_names(value: Any) -> tuple[str, ...] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.compiler.machine.target import PRICE_KINDS
+from shardwright.compiler.machine.target import PRICE_KINDS, machine_name
 from shardwright.compiler.options import choice
 from shardwright.compiler.support.quantities import DURATION, MONEY, TOKENS, amount
 
@@ -41,7 +41,7 @@ def _read_prices(value: Any) -> Prices | None:
     else:
         only = MONEY.read(value)
         return () if value == "" else None if only is None else (("", only),)
-    found = {machine: MONEY.read(usd) for machine, usd in given if machine}
+    found = {machine_name(machine): MONEY.read(usd) for machine, usd in given if machine}
     prices = tuple((machine, usd) for machine, usd in found.items() if usd is not None)
     return prices if len(prices) == len(given) else None
 

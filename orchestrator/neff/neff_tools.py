@@ -29,7 +29,8 @@ from shardwright.compiler.neff.arrays import read_arrays, write_arrays
 from shardwright.compiler.neff.bundle import load_bundle, read_program
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
-from shardwright.compiler.surface.releases import FACTS, profile
+from shardwright.compiler.surface.releases import profile
+from shardwright.compiler.surface.timeline import behaviour
 from shardwright.compiler.surface.resolve import find_target
 from shardwright.orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
 from shardwright.orchestrator.terminal.outputs import writing
@@ -190,7 +191,7 @@ def _unchecked(meta: Mapping[str, Any]) -> str:
     made_as = str(meta.get("version_profile", ""))
     if profile(made_as).has("index_check"):
         return ""
-    since = FACTS["index_check"].since
+    since = behaviour("index_check").since
     return f"neuronx-cc {made_as} does not check indices, {since} is the first that does"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.arguments import asked_of, lazily, with_values
 from shardwright.orchestrator.config.config import words_of
 from shardwright.orchestrator.config.job_flags import (
+    LOWERED,
     add_job_flags,
     as_words,
     job_config,
@@ -36,9 +38,7 @@ def _parallel_compile_parser(verbs: Any) -> None:
         "--command", choices=COMMANDS, default="", help="default: collect, then compile"
     )
     parallel.add_argument("--graphs", type=Path, metavar="DIR", help="graphs; default: ./graphs")
-    parallel.add_argument(
-        "--cc-flags", default="", metavar="FLAGS", help="neuronx-cc's, after NEURON_CC_FLAGS"
-    )
+    _cc_flags_flag(parallel, "neuronx-cc's, after NEURON_CC_FLAGS")
     executors, forms = words_of("run.executor"), words_of("run.progress")
     parallel.add_argument("--executor", help=with_values("where units run", executors))
     parallel.add_argument("--workers", help="worker processes or Ray actors")
@@ -53,7 +53,11 @@ def _parallel_compile_parser(verbs: Any) -> None:
 def _submit_parsers(verbs: Any) -> None:
     submit = verbs.add_parser("submit", help="run a job on a Ray cluster and return its exit code")
     submit.add_argument(
-        "jobs", type=Path, nargs="+", metavar="JOB", help="job.toml, in the working directory"
+        "jobs",
+        type=Path,
+        nargs="+",
+        metavar="JOB",
+        help="job.toml, or model files for compile, in the working directory",
     )
     _address_flag(submit)
     submit.add_argument("--detach", action="store_true", help="print the job's id and leave")
@@ -64,6 +68,7 @@ def _submit_parsers(verbs: Any) -> None:
         "--env", action="append", default=[], metavar="KEY=VALUE", help="a variable of the job"
     )
     submit.add_argument("--compile-only", action="store_true", help="as of run")
+    _cc_flags_flag(submit, "flags of compile, for model files, after NEURON_CC_FLAGS")
     add_job_flags(submit)
     submit.set_defaults(verb=_submit)
     status = verbs.add_parser("status", help="what became of a submitted job, or of all")
@@ -78,6 +83,10 @@ def _submit_parsers(verbs: Any) -> None:
     stop.set_defaults(verb=lazily("submission.submit", "stop", "address", "id"))
 
 
+def _cc_flags_flag(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--cc-flags", default="", metavar="FLAGS", help=text)
+
+
 def _address_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", default="", help="URL of the cluster's dashboard; RAY_API_SERVER_ADDRESS"
@@ -87,6 +96,8 @@ def _address_flag(parser: argparse.ArgumentParser) -> None:
 def _submit(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.submission import submit
 
+    if _are_models(args.jobs):
+        return submit.submit(_models(args))
     only(args.jobs, args.compile_only)
     folder = args.jobs[0].resolve().parent
     asked = asked_of(
@@ -97,6 +108,42 @@ def _submit(args: argparse.Namespace) -> int:
         environment=_environment(args.env),
     )
     return submit.submit(asked)
+
+
+def _are_models(files: Sequence[Path]) -> bool:
+    """Whether model files are given, and not jobs. Raises UsageError for some of each."""
+    models = [file for file in files if file.name.endswith(LOWERED)]
+    if models and len(models) < len(files):
+        raise UsageError(
+            "SW_USAGE",
+            f"submit requires jobs or model files, got {models[0]} beside others",
+            hint="submit them one after the other",
+        )
+    return bool(models)
+
+
+def _models(args: argparse.Namespace) -> Any:
+    """`compile` of model files, with the flags that hold here. Raises UsageError for flags of a
+    job."""
+    from shardwright.orchestrator.compile.compile_flags import ENVIRONMENT, split_words
+    from shardwright.orchestrator.submission import submit
+    from shardwright.orchestrator.submission.graphs import CC_FLAGS
+
+    if settings := as_words(args, args.jobs[0].resolve().parent):
+        raise UsageError(
+            "SW_USAGE",
+            f"submit of a model file takes no key of a job, got {settings[1]}",
+            hint=f"flags of compile are {CC_FLAGS} '--target trn1 ...'",
+        )
+    words = split_words(os.environ.get(ENVIRONMENT, ""), ENVIRONMENT)
+    words += split_words(args.cc_flags, CC_FLAGS)
+    return asked_of(
+        submit.Models,
+        args,
+        files=args.jobs,
+        flags=words,
+        environment=_environment(args.env),
+    )
 
 
 def only(jobs: Sequence[Path], compile_only: bool) -> Path | None:

@@ -1,4 +1,5 @@
-"""`shardwright submit`, `status`, `stop`: a job file to a Ray cluster, and its exit code back.
+"""`shardwright submit`, `status`, `stop`: a job file, or a model file for `compile`, to a Ray
+cluster, and its exit code back.
 
 What goes up: the working directory (as `ray job submit` does, `.gitignore` and `.rayignore`
 honoured) and, unless that is a checkout, our packages, so that the cluster needs our dependencies
@@ -17,12 +18,15 @@ from pathlib import Path
 from rich.table import Table
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.surface.resolve import resolve
 from shardwright.orchestrator.cache.location import locate
-from shardwright.orchestrator.config.config import JobConfig, check_lasting
+from shardwright.orchestrator.compile.compile_flags import flags_alone
+from shardwright.orchestrator.config.config import JobConfig, check_lasting, is_relative
 from shardwright.orchestrator.config.model_file import is_text, model_path
 from shardwright.orchestrator.host import DOOR
 from shardwright.orchestrator.road.usage import check_usage
 from shardwright.orchestrator.submission.compile_only import places_of, shared_by
+from shardwright.orchestrator.submission.graphs import CC_FLAGS
 from shardwright.orchestrator.submission.ray_jobs import JobState, RayJobs, Submission
 from shardwright.orchestrator.submission.secrets import check_environment
 from shardwright.orchestrator.terminal.terminal import console, one_line, say, say_json
@@ -44,6 +48,18 @@ class Asked:
     compile_only: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What `submit` was asked to compile: model files, the flags of `compile`, and where to."""
+
+    files: Sequence[Path]
+    flags: Sequence[str]
+    address: str
+    working_dir: Path
+    environment: Mapping[str, str]
+    detach: bool = False
+
+
 def submission(asked: Asked) -> Submission:
     """The job as a Ray job. Raises UsageError for a job file outside of the working directory, an
     output that would be lost with the job, variables that are secret, and what `run` would refuse
@@ -60,12 +76,36 @@ def submission(asked: Asked) -> Submission:
     if asked.compile_only:
         places_of(asked.jobs)
         shared_by(asked.jobs)
+    return _sent_from(folder, ["run", *files, *asked.words], asked.environment)
+
+
+def model_submission(asked: Models) -> Submission:
+    """`compile` of model files as a Ray job. Raises UsageError for what `compile` would refuse as
+    usage, files outside of the working directory, and an output that would be lost with the job."""
+    check_environment(asked.environment)
+    folder = asked.working_dir.resolve()
+    files = [_inside(path, folder) for path in asked.files]
+    command = resolve(flags_alone(asked.flags, CC_FLAGS)).command
+    for flag, path in (("--output", command.output), ("--cache_dir", command.cache_dir)):
+        if is_relative(path):
+            raise UsageError(
+                "SW_RELATIVE_OUTPUT",
+                f"{flag} requires an absolute path inside a Ray job, got {path}",
+                hint=f"pass --cc-flags '{flag} /absolute/path', of a folder that outlives the job",
+            )
+    if command.cache_dir:
+        locate(command.cache_dir, source="--cache_dir")
+    return _sent_from(folder, ["compile", *files, *asked.flags], asked.environment)
+
+
+def _sent_from(folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> Submission:
+    """A command of ours in a copy of a folder; our packages go with it unless they are there."""
     packages = () if (folder / DOOR.name / "__init__.py").exists() else (DOOR,)
     return Submission(
-        command=shlex.join([*_COMMAND, "run", *files, *asked.words]),
+        command=shlex.join([*_COMMAND, *words]),
         working_dir=folder,
         packages=packages,
-        environment={**_ENVIRONMENT, **asked.environment},
+        environment={**_ENVIRONMENT, **environment},
     )
 
 
@@ -89,9 +129,9 @@ def _inside(path: Path, folder: Path) -> str:
         ) from error
 
 
-def submit(asked: Asked) -> int:
+def submit(asked: Asked | Models) -> int:
     """Submit, and follow unless detached; returns the exit code of the job, 0 when detached."""
-    prepared = submission(asked)
+    prepared = submission(asked) if isinstance(asked, Asked) else model_submission(asked)
     jobs = RayJobs(asked.address)
     job = jobs.submit(prepared)
     if asked.detach:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.machine.target import machine_name
 from shardwright.orchestrator.changes.change import compared
 from shardwright.orchestrator.config.arguments import comma_words
 from shardwright.orchestrator.config.config import JobConfig, output_folder
@@ -99,7 +100,8 @@ def _scale(args: argparse.Namespace) -> int:
 
     counts = _counts(getattr(args, "cluster.instances"))
     setattr(args, "cluster.instances", None)
-    if len(machines := comma_words(args.targets)) == 1:  # which a price without a name is for
+    machines = list(dict.fromkeys(map(machine_name, comma_words(args.targets))))
+    if len(machines) == 1:  # which a price without a name is for
         setattr(args, "cluster.target", machines[0])
     host = _host(args)
     study = scale.Study(

@@ -62,7 +62,7 @@ def test_names_are_compared_in_one_place() -> None:
         ("plan --model bert-base --instances trn1n.32xlarge", "is a value of cluster.target"),
         ("plan --model bert-base --placement toros", "did you mean torus?"),
         ("plan --model bert-base --placement dp_shrad", "did you mean dp_shard?"),
-        ("plan --model bert-base --target trn1n", "did you mean trn1n.32xlarge?"),
+        ("plan --model bert-base --target trn1n.32xlarg", "did you mean trn1n.32xlarge or"),
         ("plan --model bert-base --explain tiem", "did you mean time?"),
         (
             "plan --model bert-base --set cluster.collectives=mesh_max=1",

@@ -94,7 +94,7 @@ COMMAND_LINES: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
                 "tensorizer-options": "--disable-dma-cast --skip-pass=Foo",
             },
         },
-        (),
+        ("recorded in the file, without effect here: --internal-hlo2tensorizer-options",),
     ),
     (
         "neuronx-cc compile --framework XLA m.hlo.pb --target trn3 --lnc 1 --output g.neff",
@@ -159,7 +159,7 @@ def test_in_a_shell_the_streams_and_the_exit_code_are_those_of_a_compiler(folder
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "shardwright", "compile", "m.hlo.pb", "--target", "trn1"]
     done = subprocess.run(
-        [*command, "--verbose", "info", "--no_cache"],
+        [*command, "--verbose", "info", "--no_cache", "--log_level", "INFO"],
         env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -268,7 +268,7 @@ def test_a_refused_model_gets_a_banner_with_code_place_and_command(
         ("--target trn1 --execute-repetition x", "SW_USAGE", "a whole number"),
         ("--target trn1 --implicit-integer-downcast dot,all", "SW_USAGE", "comma list"),
         ("--target trn1 --logfile /no/such/folder/log", "SW_OUTPUT", "can be written"),
-        ("--target trn1 --compiler-version-profile 3.0", "SW_USAGE", "2.1.76"),
+        ("--target trn1 --compiler-version-profile 3.0", "SW_USAGE", "2.1.0.76"),
         ("--target trn1 --compiler-version-profile new", "SW_USAGE", "a version like"),
         ("--target trn1 --compiler-version-profile 2.9.0.16 -O1", "SW_USAGE", "2.10.0.34"),
         ("--target trn1 --output", "SW_USAGE", "expected one argument"),
@@ -417,3 +417,44 @@ def test_a_release_changes_the_numbers_of_the_same_command(folder: Path) -> None
         assert meta_of(folder / "file.neff")["version_profile"] == version
     assert errors["2.21.18209"] > 1e-2  # matmul in bf16 by default
     assert errors["2.22.12471"] == errors["own"] < 1e-4
+
+
+def found_in_cache(folder: Path) -> list[str]:
+    """What the log says the cache had."""
+    lines = (folder / "log-neuron-cc.txt").read_text().splitlines()
+    return [line.partition(" INFO ")[2].split(",")[0] for line in lines if "from the cache" in line]
+
+
+def test_a_file_that_was_compiled_before_is_taken_from_the_cache(folder: Path) -> None:
+    write_model(folder / "m.mlir", layers, ARGUMENTS)
+    line = "neuronx-cc compile m.mlir --target trn1 --cache_dir=kept"
+    made = {}
+    for words, hits in (("", 0), ("", 1), ("--retry_failed_compilation", 0), ("--no_cache", None)):
+        assert compile_line(f"{line} {words}") == 0
+        shown = [] if hits is None else [found_in_cache(folder)[0].partition(" of ")[0]]
+        assert shown == ([] if hits is None else ["0" if not hits else shown[0]])
+        assert hits != 1 or int(shown[0]) >= 1
+        made[words, hits] = (folder / "file.neff").read_bytes()
+    assert len(set(made.values())) == 1, "a stored function is the one that would be made"
+    assert (folder / "kept").is_dir()
+    assert compile_line(f"{line} --dump-dir stages") == 0 and not found_in_cache(folder)
+    assert (folder / "stages").is_dir()
+
+
+def test_a_cache_that_is_no_place_is_a_usage_error(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(folder / "m.mlir", layers, ARGUMENTS)
+    assert compile_line("neuronx-cc compile m.mlir --target trn1 --cache_dir ftp://x/y") == 2
+    assert "--cache_dir requires a directory" in capsys.readouterr().err
+
+
+def test_recorded_flags_are_told_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(folder / "m.mlir", layers, ARGUMENTS)
+    flags = "--num-parallel-jobs 4 --disable-dge --tensorizer-options=--x"
+    assert compile_line(f"neuronx-cc compile m.mlir --target trn1 {flags}") == 0
+    told = "--num-parallel-jobs 4, --disable-dge, --tensorizer-options --x"
+    text = f"WARNING: recorded in the file, without effect here: {told}\n"
+    assert capsys.readouterr().err == text

@@ -111,12 +111,6 @@ def test_an_old_flag_is_silent_in_a_release_that_had_not_deprecated_it() -> None
     assert [n for n in resolved(*line, "2.10.0.34").notices if "deprecated" in n.message]
 
 
-def test_fsdp_was_a_documented_spelling_for_one_release() -> None:
-    line = ["--distribution-strategy", "FSDP", "--compiler-version-profile"]
-    assert not resolved(*line, "2.6.0.19").notices
-    assert [n for n in resolved(*line, "2.8.0.25").notices if "2.6.0.19 only" in n.message]
-
-
 def test_flags_may_stand_before_the_verb() -> None:
     words = ["--target", "trn1", "--verbose=info", "compile", "compile", "-O1"]
     assert split_verb(words, ("compile",)) == (

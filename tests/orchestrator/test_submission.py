@@ -416,3 +416,45 @@ def test_ray_submit_runs_the_command_of_the_checkout(remote_home: Path) -> None:
     (remote_home / ".shardwright" / "token").unlink()
     code, told = started("run", "job.toml")
     assert code == 2 and "ray up" in told
+
+
+def test_a_model_file_goes_up_as_a_compilation(
+    folder: Path, sent: list[Submission], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a model.hlo.pb").write_bytes(b"")
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--target trn1 -O1")
+    flags = "--output /shared/a.neff --auto-cast=matmult"
+    assert cli.main(["submit", "a model.hlo.pb", "--detach", "--cc-flags", flags]) == 0
+    (what,) = sent
+    words = ["compile", "a model.hlo.pb", "--target", "trn1", "-O1", *shlex.split(flags)]
+    assert what.command == shlex.join(["python", "-m", "shardwright", *words])
+    assert what.working_dir == folder.resolve() and what.packages == (host.DOOR,)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["m.mlir"], "SW_USAGE", "requires --target"),
+        (["m.mlir", "--cc-flags", "--target trn1"], "SW_RELATIVE_OUTPUT", "--output"),
+        (
+            ["m.mlir", "--cc-flags", "--target trn1 --output /x --cache_dir=kept"],
+            "SW_RELATIVE_OUTPUT",
+            "--cache_dir",
+        ),
+        (["m.mlir", "--cc-flags", "--target trn9 --output /x"], "NCC_EARG001", "trn9"),
+        (["m.mlir", "--strategy", "fsdp"], "SW_USAGE", "takes no key of a job, got strategy.name"),
+        (["m.mlir", "a job.toml"], "SW_USAGE", "jobs or model files"),
+        (["../m.mlir", "--cc-flags", "--target trn1 --output /x"], "SW_USAGE", "inside"),
+    ],
+)
+def test_a_compilation_that_cannot_work_is_refused_before_anything_is_sent(
+    words: list[str],
+    code: str,
+    told: str,
+    folder: Path,
+    sent: list[Submission],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["submit", *words]) == 2
+    err = capsys.readouterr().err
+    assert code in err and told in err and not sent

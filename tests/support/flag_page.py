@@ -33,8 +33,10 @@ def _row(flag: Flag) -> str:
     names = ", ".join(f"`{n}`" for n in (f"--{canonical_name(flag.name)}", *flag.aliases))
     values = ", ".join(flag.values) or flag.kind.value
     values += "".join(f"; {old} means {new}" for old, new in flag.old_values)
-    defaults = ", ".join(f"{v} from {since}" if since else str(v) for since, v in flag.defaults)
-    return f"| {names} | {values} | {defaults} | {flag.since} | {flag.help} | {flag.source} |"
+    held = [f"{r.value} from {r.since}" if r.since else str(r.value) for r in flag.defaults]
+    usual = "" if flag.usual is None else str(flag.usual)
+    default, since = ", ".join(held) or usual, flag.released.since
+    return f"| {names} | {values} | {default} | {since} | {flag.help} | {flag.source} |"
 
 
 if __name__ == "__main__":

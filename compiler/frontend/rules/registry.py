@@ -28,7 +28,8 @@ Values = Sequence[Value]
 """What a rule returns: a value per result."""
 Rule = Callable[["Site"], Values]
 Check = Callable[["Site"], None]
-"""Looks at an op before its rule does: refuses it, or changes the operands of the site."""
+"""Looks at an op before its rule does: refuses it, or changes the operands of the site. One of a
+CHLO op, which is legalised before there are sites, gets the MLIR op and may only refuse."""
 
 RULES: dict[str, Rule] = {}
 imports = entering(RULES, "import rule")

@@ -8,19 +8,22 @@ this compiler then takes all it can. Sources are those of `surface/releases.py` 
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 
 from shardwright.compiler.diagnostics import CompileError
+from shardwright.compiler.frontend.mlir import call_target
 from shardwright.compiler.frontend.rules.reduce import reduction_kinds
 from shardwright.compiler.frontend.rules.registry import Check, Site, refuse
 from shardwright.compiler.ir.facts import behind, stored
 from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.traits import CASTS, VIEWS
-from shardwright.compiler.ir.types import Graph, Value
-from shardwright.compiler.surface.operators import Operator, added_later
-from shardwright.compiler.surface.releases import FACTS, Profile
+from shardwright.compiler.ir.types import Graph, Op, Value
+from shardwright.compiler.surface.operators import Operator, added_later, calls_added_later
+from shardwright.compiler.surface.releases import Profile
+from shardwright.compiler.surface.timeline import Row, Subject, behaviour, row_of
 
 _PASS_THROUGH = VIEWS | CASTS
 _TABLE_REDUCTIONS = ("add", "multiply", "max", "min")
@@ -43,8 +46,14 @@ def checks_for(profile: Profile) -> dict[str, Check]:
         found["stablehlo.dynamic_update_slice"] = _dynamic_update
     if not profile.has("rng_seed_used"):
         found["stablehlo.rng_bit_generator"] = _ignore_seed
-    later = {f"stablehlo.{name}": row for name, row in added_later(profile).items()}
-    return found | {name: _not_yet(row, profile) for name, row in later.items()}
+    for name, row in added_later(profile).items():
+        found[f"stablehlo.{name}"] = _not_yet(row, profile)
+    calls = calls_added_later(profile)
+    for name, call in calls.items():
+        found[name] = _not_yet(call, profile)
+    if calls:
+        found["stablehlo.custom_call"] = lambda site: _call(site, found)
+    return found
 
 
 def check_outputs(graph: Graph, profile: Profile) -> None:
@@ -63,14 +72,46 @@ def check_outputs(graph: Graph, profile: Profile) -> None:
             )
 
 
-def _not_yet(row: Operator, profile: Profile) -> Check:
-    def check(site: Site) -> None:
+def check_types(graph: Graph, profile: Profile) -> None:
+    """Refuse element types that the release does not have yet. Raises CompileError NCC_ESPP047."""
+    if profile.is_own:
+        return
+    inputs = [(value, None) for value in graph.inputs]
+    for value, op in (*inputs, *_made(graph)):
+        row = row_of(Subject.TYPE, value.type.dtype.value)
+        if not profile.holds(row):
+            raise CompileError(
+                "NCC_ESPP047",
+                f"elements of {row.name} require release {row.since}, the profile is {profile}",
+                op.loc if op else None,
+                f"use fp16 or bf16, or name --compiler-version-profile {row.since} or newer",
+            )
+
+
+def _made(graph: Graph) -> Iterator[tuple[Value, Op]]:
+    """Every value that an op of a graph makes, those of its regions too."""
+    for op in graph.ops:
+        yield from ((value, op) for value in op.results)
+        for region in op.regions:
+            yield from _made(region)
+
+
+def _not_yet(row: Operator | Row, profile: Profile) -> Check:
+    def check(_: Any) -> None:
         _refuse(
             f"operator {row.name} requires release {row.since}, the profile is {profile}",
-            "`shardwright list-operators` prints those of a release",
+            "`shardwright list-operators` prints those of a release; name"
+            f" --compiler-version-profile {row.since} or newer",
         )
 
     return check
+
+
+def _call(site: Site, checks: Mapping[str, Check]) -> None:
+    """A custom call: the check of its target."""
+    check = checks.get(call_target(site.op))
+    if check:
+        check(site)
 
 
 def _refuse(message: str, hint: str) -> NoReturn:
@@ -82,9 +123,9 @@ def _power(site: Site) -> None:
     exponent = _constant(site, site.operands[1])
     if exponent is None or not np.all(exponent == np.round(exponent)):
         got = "a computed value" if exponent is None else f"{exponent.flat[0]}"
+        since = behaviour("pow_any_exponent").since
         _refuse(
-            f"Pow requires a constant integer exponent before {FACTS['pow_any_exponent'].since},"
-            f" got {got}",
+            f"Pow requires a constant integer exponent before {since}, got {got}",
             "write it with exp and log, or name a newer release",
         )
 
@@ -94,7 +135,7 @@ def _dynamic_update(site: Site) -> None:
     if any(_constant(site, value) is None for value in site.operands[2:]):
         _refuse(
             "DynamicUpdateSlice requires constant indices before"
-            f" {FACTS['dynamic_update_index'].since}, got a computed one",
+            f" {behaviour('dynamic_update_index').since}, got a computed one",
             "use jnp.where with an iota mask, or name a newer release",
         )
 
