@@ -1,0 +1,212 @@
+"""Functions of PyTorch that take rows which a mask selects, as training scripts write them.
+
+Each takes hidden states x [3, 4, 8], labels y [3, 4] of which -100 counts not, and a weight w
+[8, 5]. Those whose docstring is a code are refused with it, at the line that ends in `# here`.
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def mean_of_selected(x, y, w):
+    return x[y != -100].mean()
+
+
+def losses_of_selected(x, y, w):
+    logits = (x @ w).view(-1, 5)
+    losses = F.cross_entropy(logits, y.view(-1), reduction="none")
+    return losses[y.view(-1) != -100].mean()
+
+
+def head_on_selected(x, y, w):
+    mask = y != -100
+    return F.cross_entropy(F.linear(x[mask], w.T), y[mask])
+
+
+def masks_computed_twice(x, y, w):
+    return F.cross_entropy((x @ w)[y != -100], y[y != -100])
+
+
+def merged_positions(x, y, w):
+    logits, labels = (x @ w).view(-1, 5), y.view(-1)
+    return F.cross_entropy(logits[labels != -100], labels[labels != -100], label_smoothing=0.1)
+
+
+def hidden_and_merged(x, y, w):
+    return F.cross_entropy(x[y != -100] @ w, y.view(-1)[y.view(-1) != -100], reduction="sum")
+
+
+def two_masks(x, y, w):
+    return x[y != -100].sum() * x[x.sum(-1) > 0].pow(2).mean()
+
+
+def mask_of_selected(x, y, w):
+    rows = x[y != -100] @ w
+    return rows[rows[:, 0] > 0].square().sum()
+
+
+def nonzero_as_indices(x, y, w):
+    places = torch.nonzero(y.view(-1) != -100).squeeze(-1)
+    return (x.view(-1, 8)[places] @ w).square().mean()
+
+
+def where_as_indices(x, y, w):
+    sample, position = torch.where(y != -100)
+    return (x[sample, position] * (position + sample)[:, None]).mean()
+
+
+def index_of_selected(x, y, w):
+    mask = y != -100
+    chances = F.log_softmax(x[mask] @ w, -1)
+    return -chances.gather(1, y[mask].unsqueeze(1)).mean()
+
+
+def masked_select(x, y, w):
+    return torch.masked_select(x, x > 0).sqrt().sum()
+
+
+def none_selected(x, y, w):
+    return F.linear(x[y > 100], w.T).square().sum() + w.sum()
+
+
+def mean_of_none(x, y, w):
+    return (x[y > 100] @ w).mean()
+
+
+def all_selected(x, y, w):
+    return torch.log_softmax(x[y > -101] @ w, -1).mean()
+
+
+def logarithm_of_positive(x, y, w):
+    return torch.log(x[x > 0]).mean() + (1 / x[x > 0]).sum()
+
+
+def written_back(x, y, w):
+    mask = y != -100
+    z = x * 2
+    z[mask] = (x[mask] @ w) @ w.T
+    return z.square().mean()
+
+
+def written_elsewhere(x, y, w):
+    z = torch.zeros_like(x)
+    z[y.flip(1) != -100] = x[y != -100]
+    return (z * x).sum()
+
+
+def scattered(x, y, w):
+    mask = (y.flip(0) != -100).unsqueeze(-1).expand_as(x)
+    return (x.masked_scatter(mask, x[y != -100] * 3) * x).sum()
+
+
+def added_at_indices(x, y, w):
+    places = torch.nonzero(y.view(-1) != -100).squeeze(-1)
+    found = x.view(-1, 8).index_add(0, places, x.view(-1, 8)[places] * 2)
+    return found.square().mean()
+
+
+def size_as_a_number(x, y, w):
+    rows = x[y != -100]
+    return (rows @ w).sum() / rows.shape[0] + rows.size(0) * w.mean()
+
+
+def count_of_elements(x, y, w):
+    rows = x[y != -100]
+    return rows.square().sum() / (2 * rows.numel() + 1)
+
+
+def inner_dim(x, y, w):
+    return (x[:, y[0] != -100] @ w).amax(1).mean()
+
+
+def last_dim(x, y, w):
+    kept = w[:, 0] > 0
+    return (x[..., kept] @ w[kept]).square().mean()
+
+
+def products_over_rows(x, y, w):
+    rows = x[y != -100] @ w
+    return torch.linalg.vector_norm(rows.T @ rows) + (rows.T @ x[y != -100]).mean()
+
+
+def similarities(x, y, w):
+    rows = F.normalize(x[y != -100] @ w, dim=-1)
+    return F.cross_entropy(rows @ rows.T * 3, torch.arange(rows.shape[0]))
+
+
+def norms_of_rows(x, y, w):
+    rows = F.layer_norm(x[y != -100], (8,)) @ w
+    return (rows / rows.norm(dim=-1, keepdim=True)).std()
+
+
+def attention_over_rows(x, y, w):
+    rows = x[y != -100]
+    return (torch.softmax(rows @ rows.T, -1) @ rows).square().mean()
+
+
+def extremes(x, y, w):
+    rows = x[y != -100] @ w
+    return rows.max(0).values.sum() + rows.min() + rows.amax()
+
+
+def flattened(x, y, w):
+    rows = x[y != -100]
+    parts = rows.view(-1, 2, 4).transpose(1, 2).reshape(-1, 2)
+    return (parts * parts.flip(1)).mean() + rows.reshape(-1).square().mean()
+
+
+def behind_others(x, y, w):
+    both = torch.cat([x[y != -100], x[0], x[y == 1]])
+    return F.mse_loss(both @ w, torch.ones(both.shape[0], 5))
+
+
+def embedded(x, y, w):
+    return (F.embedding(y[y != -100], w.T) * x[y != -100]).mean()
+
+
+def running_sum(x, y, w):
+    return x[y != -100].cumsum(0).square().mean()
+
+
+def dropped(x, y, w):
+    return F.dropout(x[y != -100] @ w, 0.5, training=False).relu().sum()
+
+
+def variance_over_rows(x, y, w):
+    return (x[y != -100] @ w).var(0).sum() + x[y != -100].std()
+
+
+def chosen_in_rows(x, y, w):
+    return torch.where(x[y != -100] > 0, x[y != -100], 0.5).prod(-1).sum()
+
+
+def fixed_count(x, y, w):
+    return (x[torch.arange(4).expand(3, 4) % 2 == 0].view(3, 2, 8) @ w).amax(1).sum()
+
+
+def sorted_rows(x, y, w):
+    """SW_TORCH_VALUES"""
+    rows = x[y != -100]
+    return (rows.sort(0).values[0] @ w).sum()  # here
+
+
+def branch_on_size(x, y, w):
+    """SW_TORCH_VALUES"""
+    rows = x[y != -100]
+    return rows.sum() if rows.shape[0] > 3 else w.sum()  # here
+
+
+def first_rows(x, y, w):
+    """SW_TORCH_VALUES"""
+    rows = x[y != -100]
+    return (rows[1:] - rows[:-1]).sum()  # here
+
+
+def distinct(x, y, w):
+    """SW_TORCH_VALUES"""
+    return w.sum() * torch.unique(y).sum()  # here
+
+
+def returned(x, y, w):
+    """SW_TORCH_VALUES"""
+    return x[y != -100] @ w  # here
