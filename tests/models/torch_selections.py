@@ -1,7 +1,7 @@
 """Functions of PyTorch that take rows which a mask selects, as training scripts write them.
 
 Each takes hidden states x [3, 4, 8], labels y [3, 4] of which -100 counts not, and a weight w
-[8, 5]. Those whose docstring is a code are refused with it, at the line that ends in `# here`.
+[8, 5]. Modules are refused with the code of their docstring, at the line that ends in `# here`.
 """
 
 import torch
@@ -184,29 +184,39 @@ def fixed_count(x, y, w):
     return (x[torch.arange(4).expand(3, 4) % 2 == 0].view(3, 2, 8) @ w).amax(1).sum()
 
 
-def sorted_rows(x, y, w):
+class SortedRows(torch.nn.Module):
     """SW_TORCH_VALUES"""
-    rows = x[y != -100]
-    return (rows.sort(0).values[0] @ w).sum()  # here
+
+    def forward(self, x, y, w):
+        rows = x[y != -100]
+        return (rows.sort(0).values[0] @ w).sum()  # here
 
 
-def branch_on_size(x, y, w):
+class BranchOnSize(torch.nn.Module):
     """SW_TORCH_VALUES"""
-    rows = x[y != -100]
-    return rows.sum() if rows.shape[0] > 3 else w.sum()  # here
+
+    def forward(self, x, y, w):
+        rows = x[y != -100]
+        return rows.sum() if rows.shape[0] > 3 else w.sum()  # here
 
 
-def first_rows(x, y, w):
+class FirstRows(torch.nn.Module):
     """SW_TORCH_VALUES"""
-    rows = x[y != -100]
-    return (rows[1:] - rows[:-1]).sum()  # here
+
+    def forward(self, x, y, w):
+        rows = x[y != -100]
+        return (rows[1:] - rows[:-1]).sum()  # here
 
 
-def distinct(x, y, w):
+class Distinct(torch.nn.Module):
     """SW_TORCH_VALUES"""
-    return w.sum() * torch.unique(y).sum()  # here
+
+    def forward(self, x, y, w):
+        return w.sum() * torch.unique(y).sum()  # here
 
 
-def returned(x, y, w):
+class Returned(torch.nn.Module):
     """SW_TORCH_VALUES"""
-    return x[y != -100] @ w  # here
+
+    def forward(self, x, y, w):
+        return x[y != -100] @ w  # here

@@ -21,6 +21,7 @@ from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.operators import ATEN
 from shardwright.compiler.frontend.pytorch.places import at_line, raised_at
 from shardwright.compiler.frontend.pytorch.regions import MARKERS, kept
+from shardwright.compiler.frontend.pytorch.sizes import unknown_of
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 from shardwright.compiler.frontend.user_code import called
 
@@ -100,6 +101,7 @@ def exported_program(
         _quiet(),
         kept(),
         _masks_as_given(),
+        _sizes_not_asked(),
     ):
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         if is_whole:  # before torch stumbles over them
@@ -147,6 +149,22 @@ def _masks_as_given() -> Iterator[None]:
         yield
     finally:
         setattr(transformer, name, found)
+
+
+@contextmanager
+def _sizes_not_asked() -> Iterator[None]:
+    """Let torch not take its own Python form of the likelihood, which asks whether there are rows
+    at all: of rows that a mask selects, only data know. What it takes then asks nothing."""
+    import torch
+    from torch._decomp import decomposition_table  # long-standing, though not public
+
+    operator = torch.ops.aten.nll_loss.default
+    found = decomposition_table.pop(operator, None)
+    try:
+        yield
+    finally:
+        if found is not None:
+            decomposition_table[operator] = found
 
 
 _TO_NUMPY = ".numpy() is not supported for tensor subclasses"
@@ -225,6 +243,8 @@ def _take_rows_apart(graph: torch.fx.Graph) -> None:
         if merged is None or row_name(merged.target) not in _VIEWS:
             continue
         rows = merged.args[0].meta["val"].shape
+        if list(unknown_of([merged.args[0].meta["val"], node.meta["val"]])):
+            continue
         made = (*rows[:-1], node.meta["val"].shape[-1])
         is_apart = [
             row_name(u.target) in _VIEWS and u.meta["val"].shape == made for u in node.users
