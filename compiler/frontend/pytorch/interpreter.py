@@ -34,6 +34,7 @@ from shardwright.compiler.frontend.pytorch.operators.selected_rows import (
     has_rule,
 )
 from shardwright.compiler.frontend.pytorch.operators.selections import (
+    NUMBERS,
     Count,
     Selected,
     computed,
@@ -191,7 +192,7 @@ class _Run:
             name: _value(part, known) for name, part in node.kwargs.items() if name not in IGNORED
         }
         target = node.target
-        if target in NUMBERS:
+        if not row_name(target) and getattr(target, "__name__", "") in NUMBERS:
             return self._number(node, args)
         has_token = getattr(target, "name", str)() == "with_effects"
         if has_token:  # (token, operator, what it takes), of one whose order with others matters
@@ -214,7 +215,7 @@ class _Run:
         """A number that is computed of others; none where only checks take it."""
         if all(row_name(user.target) in CHECKS for user in node.users):
             return None
-        return computed(node.target, args, self.sizes.of(node.meta["val"]))
+        return computed(node.target.__name__, args, self.sizes.of(node.meta["val"]))
 
     def _selected(
         self, node: torch.fx.Node, name: str, args: list[Any], kwargs: dict[str, Any]
@@ -261,14 +262,6 @@ def _end_of(
         region = region_of(nodes, place) if _enters(nodes[place]) else None
         place += len(region.nodes) + 2 if region else 1
     return place
-
-
-NUMBERS = {
-    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
-    *(operator.neg, operator.pow, operator.eq, operator.ne, operator.lt, operator.le, operator.gt),
-    *(operator.ge, operator.and_, operator.or_),
-}
-"""Python's operators, as torch records those on sizes that only data know."""
 
 
 def _selects(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -237,11 +237,35 @@ def front_dim(size: Any, count: Any, positions: int) -> Dim:
     return Dim(size, (Selection(f"front {size} {positions}", size, live),))
 
 
-def computed(function: Callable[..., Any], args: Sequence[Any], size: Any) -> Count:
+NUMBERS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": lambda a, b: jnp.asarray(a, jnp.float32) / b,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "pow": operator.pow,
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "and_": jnp.logical_and,
+    "or_": jnp.logical_or,
+    "sym_not": jnp.logical_not,
+    "sym_min": jnp.minimum,
+    "sym_max": jnp.maximum,
+    "sym_int": lambda a: jnp.trunc(a).astype(jnp.int32),
+    "sym_float": lambda a: jnp.asarray(a, jnp.float32),
+    "_sym_sqrt": lambda a: jnp.sqrt(jnp.asarray(a, jnp.float32)),
+}
+"""Functions of Python's and torch's on sizes that only data know, by the name that torch records
+them under."""
+
+
+def computed(name: str, args: Sequence[Any], size: Any) -> Count:
     """A number that is computed of others. A sum or a product of sizes is a size."""
+    function = NUMBERS[name]
     value = function(*map(plain, args))
     dims = [part.dim for part in args if isinstance(part, Count)]
-    if function not in (operator.add, operator.mul) or not all(dims):
+    if name not in ("add", "mul") or not all(dims):
         return Count(value)
     most = (part.dim.positions if isinstance(part, Count) else part for part in args)
     return Count(value, front_dim(size, value, function(*most)))
