@@ -6,6 +6,7 @@ Each takes hidden states x [3, 4, 8], labels y [3, 4] of which -100 counts not, 
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 
 def mean_of_selected(x, y, w):
@@ -184,6 +185,103 @@ def fixed_count(x, y, w):
     return (x[torch.arange(4).expand(3, 4) % 2 == 0].view(3, 2, 8) @ w).amax(1).sum()
 
 
+def accuracy_of_selected(x, y, w):
+    mask = y != -100
+    logits = (x @ w)[mask]
+    return (logits.argmax(-1) == y[mask]).float().mean() + logits.topk(2, -1).values.mean()
+
+
+def replaced_by_themselves(x, y, w):
+    z = x * 2
+    z[y != -100] += x[y != -100].sum(0)
+    z[:, y[0] != -100] *= 3
+    return z.square().mean()
+
+
+def rows_per_expert(x, y, w):
+    tokens = x.view(-1, 8)
+    chosen = (tokens @ w).argmax(-1)
+    out = torch.zeros_like(tokens)
+    for expert in range(3):
+        (places,) = torch.where(chosen == expert)
+        out.index_add_(0, places, torch.tanh(tokens[places] * (expert + 1)) @ w @ w.T)
+    return out.square().mean()
+
+
+def written_per_expert(x, y, w):
+    tokens = x.view(-1, 8)
+    out = torch.zeros_like(tokens)
+    for expert in range(5):
+        places = (y.view(-1) == expert).nonzero(as_tuple=True)[0]
+        out[places] = tokens[places] * w[:, expert]
+    return out.square().mean()
+
+
+def two_classes(x, y, w):
+    mask = y != -100
+    target = F.one_hot(y[mask], 5).float()
+    return F.binary_cross_entropy_with_logits(x[mask] @ w, target)
+
+
+def divergence(x, y, w):
+    mask = y != -100
+    chances = F.log_softmax(x[mask] @ w, -1)
+    return F.kl_div(chances, torch.softmax(x[mask][:, :5], -1), reduction="batchmean")
+
+
+def soft_targets(x, y, w):
+    mask = y != -100
+    return F.cross_entropy(x[mask] @ w, torch.softmax(x[mask][:, 3:], -1))
+
+
+def parts_of_rows(x, y, w):
+    rows = x[y != -100]
+    a, b = rows.chunk(2, -1)
+    first = rows[:, 0].unsqueeze(1).expand(-1, 4)
+    both = torch.stack([a * first, b], 1)
+    return both.mean((0, 2)).square().sum() + rows.repeat(1, 2).sum() + rows.unbind(1)[3].mean()
+
+
+def made_for_rows(x, y, w):
+    rows = x[y != -100]
+    count = rows.shape[0]
+    bias = torch.arange(count).unsqueeze(1) / count + rows.new_zeros(count, 8)
+    return (rows * (bias + torch.ones(count, 1))).mean()
+
+
+def packed_attention(x, y, w):
+    rows = x[y != -100]
+    sample = torch.arange(3).unsqueeze(1).expand(3, 4)[y != -100]
+    heads = rows.view(1, -1, 2, 4).transpose(1, 2)
+    mask = sample[:, None] == sample[None, :]
+    found = F.scaled_dot_product_attention(heads, heads, heads * 2, mask)
+    causal = F.scaled_dot_product_attention(heads, heads * 2, heads, is_causal=True)
+    return found.square().mean() + causal.transpose(1, 2).reshape(-1, 8).mm(w).mean()
+
+
+def half_precision(x, y, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = x[y != -100].float()
+    return F.huber_loss(rows.to(torch.bfloat16).float(), rows * 2, reduction="sum")
+
+
+def rows_of_samples(x, y, w):
+    chosen = x[(y == 1).any(1)]
+    return F.cross_entropy((chosen @ w).transpose(1, 2), y[(y == 1).any(1)])
+
+
+def computed_again(x, y, w):
+    def head(rows):
+        return torch.tanh(rows @ w).sum(-1)
+
+    return torch.utils.checkpoint.checkpoint(head, x[y != -100], use_reentrant=False).mean()
+
+
+def running_extremes(x, y, w):
+    rows = x[y != -100]
+    return (rows.logsumexp(0) + rows.prod(0)).sum() + (rows > 0).any(0).sum() * rows.abs().mean()
+
+
 class SortedRows(torch.nn.Module):
     """SW_TORCH_VALUES"""
 
@@ -220,3 +318,27 @@ class Returned(torch.nn.Module):
 
     def forward(self, x, y, w):
         return x[y != -100] @ w  # here
+
+
+class EqualParts(torch.nn.Module):
+    """SW_TORCH_VALUES"""
+
+    def forward(self, x, y, w):
+        return (x[y != -100].reshape(3, -1, 8).amax(1) @ w).sum()  # here
+
+
+class NormOfBatch(torch.nn.Module):
+    """SW_TORCH_VALUES"""
+
+    def forward(self, x, y, w):
+        return (
+            F.batch_norm(x[y != -100], None, None, training=True).square().sum() * w.sum()
+        )  # here
+
+
+class BranchOnAny(torch.nn.Module):
+    """SW_TORCH_VALUES"""
+
+    def forward(self, x, y, w):
+        mask = y != -100
+        return x[mask].sum() if mask.any() else w.sum()  # here
