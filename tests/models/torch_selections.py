@@ -229,11 +229,6 @@ def divergence(x, y, w):
     return F.kl_div(chances, torch.softmax(x[mask][:, :5], -1), reduction="batchmean")
 
 
-def soft_targets(x, y, w):
-    mask = y != -100
-    return F.cross_entropy(x[mask] @ w, torch.softmax(x[mask][:, 3:], -1))
-
-
 def parts_of_rows(x, y, w):
     rows = x[y != -100]
     a, b = rows.chunk(2, -1)
@@ -250,24 +245,19 @@ def made_for_rows(x, y, w):
 
 
 def packed_attention(x, y, w):
-    rows = x[y != -100]
-    sample = torch.arange(3).unsqueeze(1).expand(3, 4)[y != -100]
-    heads = rows.view(1, -1, 2, 4).transpose(1, 2)
-    mask = sample[:, None] == sample[None, :]
-    found = F.scaled_dot_product_attention(heads, heads, heads * 2, mask)
-    causal = F.scaled_dot_product_attention(heads, heads * 2, heads, is_causal=True)
-    return found.square().mean() + causal.transpose(1, 2).reshape(-1, 8).mm(w).mean()
+    kept = y != -100
+    rows, sample = x[kept], torch.arange(3).unsqueeze(1).expand(3, 4)[kept]
+    heads = rows.view(-1, 2, 4).transpose(0, 1)
+    scores = heads @ heads.transpose(1, 2) / 2
+    is_seen = sample[:, None] == sample[None, :]
+    weights = torch.softmax(scores.masked_fill(~is_seen, float("-inf")), -1)
+    return (weights @ heads).transpose(0, 1).reshape(-1, 8).mm(w).square().mean()
 
 
 def half_precision(x, y, w):
     with torch.autocast("cpu", torch.bfloat16):
         rows = x[y != -100].float()
     return F.huber_loss(rows.to(torch.bfloat16).float(), rows * 2, reduction="sum")
-
-
-def rows_of_samples(x, y, w):
-    chosen = x[(y == 1).any(1)]
-    return F.cross_entropy((chosen @ w).transpose(1, 2), y[(y == 1).any(1)])
 
 
 def computed_again(x, y, w):
@@ -279,7 +269,7 @@ def computed_again(x, y, w):
 
 def running_extremes(x, y, w):
     rows = x[y != -100]
-    return (rows.logsumexp(0) + rows.prod(0)).sum() + (rows > 0).any(0).sum() * rows.abs().mean()
+    return (rows.amin(0) + rows.prod(0)).sum() + (rows > 0).any(0).sum() * rows.abs().mean()
 
 
 class SortedRows(torch.nn.Module):
@@ -331,9 +321,8 @@ class NormOfBatch(torch.nn.Module):
     """SW_TORCH_VALUES"""
 
     def forward(self, x, y, w):
-        return (
-            F.batch_norm(x[y != -100], None, None, training=True).square().sum() * w.sum()
-        )  # here
+        rows = x[y != -100]
+        return F.batch_norm(rows, w[:, 0], w[:, 1], training=True).square().sum()  # here
 
 
 class BranchOnAny(torch.nn.Module):
@@ -342,3 +331,34 @@ class BranchOnAny(torch.nn.Module):
     def forward(self, x, y, w):
         mask = y != -100
         return x[mask].sum() if mask.any() else w.sum()  # here
+
+
+class SoftTargets(torch.nn.Module):
+    """SW_TORCH_VALUES"""
+
+    def forward(self, x, y, w):
+        mask = y != -100
+        return F.cross_entropy(x[mask] @ w, torch.softmax(x[mask][:, 3:], -1))  # here
+
+
+class RowsOfSamples(torch.nn.Module):
+    """SW_TORCH_VALUES"""
+
+    def forward(self, x, y, w):
+        chosen = x[(y == 1).any(1)]
+        return F.cross_entropy((chosen @ w).transpose(1, 2), y[(y == 1).any(1)])  # here
+
+
+class LogSumExp(torch.nn.Module):
+    """SW_TORCH_VALUES"""
+
+    def forward(self, x, y, w):
+        return (x[y != -100] @ w).logsumexp(0).sum()  # here
+
+
+class FusedAttention(torch.nn.Module):
+    """SW_TORCH_VALUES"""
+
+    def forward(self, x, y, w):
+        rows = x[y != -100].view(1, 1, -1, 8)
+        return F.scaled_dot_product_attention(rows, rows, rows).sum() * w.sum()  # here

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.operators import ATEN
+from shardwright.compiler.frontend.pytorch.operators.registry import row_name
 from shardwright.compiler.frontend.pytorch.places import at_line, raised_at
 from shardwright.compiler.frontend.pytorch.regions import MARKERS, kept
 from shardwright.compiler.frontend.pytorch.sizes import unknown_of
@@ -159,12 +160,12 @@ def _sizes_not_asked() -> Iterator[None]:
     from torch._decomp import decomposition_table  # long-standing, though not public
 
     operator = torch.ops.aten.nll_loss.default
-    found = decomposition_table.pop(operator, None)
+    held = decomposition_table.pop(operator, None)
     try:
         yield
     finally:
-        if found is not None:
-            decomposition_table[operator] = found
+        if held is not None:
+            decomposition_table[operator] = held
 
 
 _TO_NUMPY = ".numpy() is not supported for tensor subclasses"
@@ -270,12 +271,6 @@ def operators(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, Any]
     for _, child in graph.named_children():
         if isinstance(child, torch.fx.GraphModule):
             yield from operators(child)
-
-
-def row_name(operator: Any) -> str:
-    """The name of an operator in `ATEN`, with that of its library where it is not ATen's; "" for
-    what is no operator, as a branch."""
-    return str(operator).removeprefix("aten.") if hasattr(operator, "_schema") else ""
 
 
 def _decompositions(program: Any, done: set[Any]) -> dict[Any, Any]:

@@ -23,10 +23,9 @@ from shardwright.compiler.frontend.pytorch.exporting import (
     Exported,
     of_values,
     operators,
-    row_name,
 )
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
-from shardwright.compiler.frontend.pytorch.operators.registry import Place
+from shardwright.compiler.frontend.pytorch.operators.registry import Place, row_name
 from shardwright.compiler.frontend.pytorch.operators.selected_rows import (
     SELECTING,
     Call,
@@ -245,7 +244,9 @@ class _Run:
         first = node.meta["val"]
         first = first[0] if isinstance(first, tuple | list) else first
         given = next((a.meta.get("val") for a in node.args if hasattr(a, "meta")), None)
-        is_in_order = bool(getattr(given, "is_contiguous", lambda: True)())
+        is_in_order = True
+        if hasattr(given, "is_contiguous") and not list(unknown_of(given)):
+            is_in_order = bool(given.is_contiguous())
         shape = tuple(int(n) for n in first.shape) if shape is None else shape
         return Place(shape, numpy_type(first.dtype), self.keys.draw, is_in_order)
 

@@ -10,6 +10,8 @@ import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from shardwright.compiler.frontend.pytorch.operators.registry import row_name
+
 if TYPE_CHECKING:
     import torch
 
@@ -44,9 +46,10 @@ class Sizes:
                 first = masks.setdefault(self.elements(mask), expression(size))
                 self._take_equal(expression(size), first)
         for node in graph.nodes:
-            equal = node.args[0] if row_of(node) == "_assert_scalar.default" else None
-            if getattr(equal, "target", None) is operator.eq:
-                self._take_equal(*(expression(_number(part)) for part in equal.args))
+            if row_name(node.target) == "_assert_scalar.default":
+                stated = node.args[0]
+                if getattr(stated, "target", None) is operator.eq:
+                    self._take_equal(*(expression(_number(part)) for part in stated.args))
 
     def of(self, size: Any) -> Any:
         """A size as a number where it is one, or an expression that is the same for equal ones."""
@@ -89,10 +92,11 @@ class _Alike:
         first = node.args[0] if node.args else None
         if first not in self._flat:
             return
-        if row_of(node) in _VIEWS:
+        if row_name(node.target) in _VIEWS:
             self._flat[node] = self._flat[first]
         elif is_pointwise(node) and node.all_input_nodes == [first]:
-            self._flat[node] = self._number((str(node.target), self._flat[first], node.args[1:]))
+            rest = self._key(node.args[1:]), self._key(node.kwargs)
+            self._flat[node] = self._number((str(node.target), self._flat[first], rest))
 
     def elements(self, node: torch.fx.Node) -> str:
         return f"mask {self._flat[node]}"
@@ -112,7 +116,7 @@ def _selects(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, Any]]:
     """(a mask of True and False, the number of its elements that are True) of a node."""
     import torch
 
-    name, said = row_of(node), node.meta.get("val")
+    name, said = row_name(node.target), node.meta.get("val")
     if name == "nonzero.default" and node.args[0].meta["val"].dtype is torch.bool:
         yield node.args[0], said.shape[0]
     if name == "index.Tensor":
@@ -134,13 +138,6 @@ def expression(size: Any) -> Any:
 
 def _number(part: Any) -> Any:
     return part.meta["val"] if hasattr(part, "meta") else part
-
-
-def row_of(node: Any) -> str:
-    """The name of a node's operator in the table; "" of what is none."""
-    from shardwright.compiler.frontend.pytorch.exporting import row_name
-
-    return row_name(getattr(node, "target", None))
 
 
 def _tagged(node: torch.fx.Node, tag: str) -> bool:

@@ -238,7 +238,6 @@ _WITHOUT_EFFECT: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("amax", "max"), _below_all),
     **dict.fromkeys(("amin", "min"), _above_all),
     **dict.fromkeys(("softmax.int", "_softmax", "log_softmax.int", "_log_softmax"), _lowest),
-    "logsumexp": _lowest,
 }
 """Operators along dims -> what changes nothing along them, by type. It is finite for exponentials,
 which would make NaN of rows all of which are minus infinity."""
@@ -330,7 +329,9 @@ def extreme(call: Call) -> Any:
     if dim is None:
         raise call.refused()
     value = _below_all if "max" in call.name else _above_all
-    number = ranks(x.dims[dim % x.ndim].live)
+    own = x.dims[dim % x.ndim]
+    assert own is not None
+    number = ranks(own.live)
     filled = call.with_arguments({0: _filled(x, value(x.dtype))})
     if call.name.startswith("arg"):
         return filled.results(number[plain(filled.results())])
@@ -364,6 +365,10 @@ def _last_two(call: Call, x: Selected) -> Sequence[int]:
     return (-2, -1)
 
 
+def _repeated(call: Call, x: Selected) -> Sequence[int]:
+    return [-n for n, times in enumerate(reversed(call.args[1]), 1) if times != 1 and n <= x.ndim]
+
+
 _MIXED: dict[str, Callable[[Call, Selected], Sequence[int]]] = {
     **dict.fromkeys(("select.int", "unbind.int"), _dim(1)),
     **dict.fromkeys(("split.Tensor", "chunk", "split_with_sizes", "split.sizes"), _dim(2)),
@@ -373,6 +378,7 @@ _MIXED: dict[str, Callable[[Call, Selected], Sequence[int]]] = {
     **dict.fromkeys(("layer_norm", "rms_norm"), _normalised),
     **dict.fromkeys(("group_norm", "convolution", "conv1d", "conv2d", "conv3d"), _but_first),
     **dict.fromkeys(("tril", "triu", "scaled_dot_product_attention"), _last_two),
+    "repeat": _repeated,
 }
 """Operators that mix elements along dims in a way that no value is without effect on -> these dims
 of each operand."""

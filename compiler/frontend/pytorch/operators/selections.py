@@ -168,8 +168,9 @@ def _with_lives(dims: Dims, lives: Sequence[Any]) -> Dims:
     given = iter(lives)
 
     def renewed(factor: Selection | int) -> Selection | int:
-        is_number = isinstance(factor, int)
-        return factor if is_number else Selection(factor.name, factor.size, next(given))
+        if isinstance(factor, int):
+            return factor
+        return Selection(factor.name, factor.size, next(given))
 
     return tuple(dim and Dim(dim.size, tuple(map(renewed, dim.factors))) for dim in dims)
 
@@ -267,7 +268,7 @@ def computed(name: str, args: Sequence[Any], size: Any) -> Count:
     dims = [part.dim for part in args if isinstance(part, Count)]
     if name not in ("add", "mul") or not all(dims):
         return Count(value)
-    most = (part.dim.positions if isinstance(part, Count) else part for part in args)
+    most = (p.dim.positions if isinstance(p, Count) and p.dim else p for p in args)
     return Count(value, front_dim(size, value, function(*most)))
 
 
@@ -284,9 +285,9 @@ def aligned(parts: Any) -> Any:
             dim = part.dim
             return Count(part.value, front_dim(dim.size, dim.count, several[dim.size]))
         if isinstance(part, Selected):
-            for axis, dim in enumerate(part.dims):
-                if dim and dim.size in several:
-                    part = in_front(part, axis, several[dim.size])
+            for axis, own in enumerate(part.dims):
+                if own and own.size in several:
+                    part = in_front(part, axis, several[own.size])
         return part
 
     return replaced(parts, moved) if several else parts
