@@ -285,7 +285,9 @@ class TorchProgram:
 
 def program(name: str) -> TorchProgram:
     """One of `TRANSFORMERS` or `TORCHVISION`: the loss is a mean of all outputs under fixed
-    weights, since a mean of squares behind a norm has no gradient."""
+    weights, since a mean of squares behind a norm has no gradient. An output whose size only data
+    know is no result of the function: the loss has it.
+    """
     import jax
     import torch
 
@@ -293,6 +295,8 @@ def program(name: str) -> TorchProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module, inputs = (vision if name in TORCHVISION else transformer)(name)
+
+    of_data: set[int] = set()
 
     class Forward(torch.nn.Module):
         def __init__(self) -> None:
@@ -303,7 +307,10 @@ def program(name: str) -> TorchProgram:
             outputs = list(tensors(self.module(**inputs)))
             flat = torch.cat([out.reshape(-1) for out in outputs])
             places = torch.arange(flat.numel(), dtype=flat.dtype)
-            return (flat * torch.cos(places)).mean(), *outputs
+            loss = (flat * torch.cos(places)).mean()
+            sizes = enumerate(out.shape for out in outputs)
+            of_data.update(n for n, shape in sizes if any(not isinstance(m, int) for m in shape))
+            return loss, *(out for n, out in enumerate(outputs) if n not in of_data)
 
     wrapped = Forward().eval()
     given = {key: torch.from_numpy(value) for key, value in inputs.items()}
@@ -319,7 +326,7 @@ def program(name: str) -> TorchProgram:
 
     def value(params: Any, rest: Any, inputs: Any) -> Any:
         known = {**params, **rest}
-        values = Values({key: known[own[key]] for key in own}, rest, [*inputs.values()])
+        values = Values({key: known[own[key]] for key in own}, rest, [inputs[key] for key in given])
         (loss, *outputs), _ = evaluate(exported, values)
         return loss, outputs
 

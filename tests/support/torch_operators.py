@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.frontend.pytorch.exporting import Exported, export, operators, row_name
+from shardwright.compiler.frontend.pytorch.exporting import Exported, export, operators
 from shardwright.compiler.frontend.pytorch.interpreter import Values, evaluate
+from shardwright.compiler.frontend.pytorch.operators.registry import row_name
 from shardwright.compiler.frontend.pytorch.types import array_of
 
 SAMPLES = 3

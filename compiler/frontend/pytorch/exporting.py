@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.pytorch.distribution import Recompute
 from shardwright.compiler.frontend.pytorch.operators import ATEN
+from shardwright.compiler.frontend.pytorch.operators.registry import row_name
 from shardwright.compiler.frontend.pytorch.places import at_line, raised_at
 from shardwright.compiler.frontend.pytorch.regions import MARKERS, kept
+from shardwright.compiler.frontend.pytorch.sizes import unknown_of
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 from shardwright.compiler.frontend.user_code import called
 
@@ -100,6 +102,7 @@ def exported_program(
         _quiet(),
         kept(),
         _masks_as_given(),
+        _sizes_not_asked(),
     ):
         program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         if is_whole:  # before torch stumbles over them
@@ -147,6 +150,22 @@ def _masks_as_given() -> Iterator[None]:
         yield
     finally:
         setattr(transformer, name, found)
+
+
+@contextmanager
+def _sizes_not_asked() -> Iterator[None]:
+    """Let torch not take its own Python form of the likelihood, which asks whether there are rows
+    at all: of rows that a mask selects, only data know. What it takes then asks nothing."""
+    import torch
+    from torch._decomp import decomposition_table  # long-standing, though not public
+
+    operator = torch.ops.aten.nll_loss.default
+    held = decomposition_table.pop(operator, None)
+    try:
+        yield
+    finally:
+        if held is not None:
+            decomposition_table[operator] = held
 
 
 _TO_NUMPY = ".numpy() is not supported for tensor subclasses"
@@ -225,6 +244,8 @@ def _take_rows_apart(graph: torch.fx.Graph) -> None:
         if merged is None or row_name(merged.target) not in _VIEWS:
             continue
         rows = merged.args[0].meta["val"].shape
+        if list(unknown_of([merged.args[0].meta["val"], node.meta["val"]])):
+            continue
         made = (*rows[:-1], node.meta["val"].shape[-1])
         is_apart = [
             row_name(u.target) in _VIEWS and u.meta["val"].shape == made for u in node.users
@@ -250,12 +271,6 @@ def operators(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, Any]
     for _, child in graph.named_children():
         if isinstance(child, torch.fx.GraphModule):
             yield from operators(child)
-
-
-def row_name(operator: Any) -> str:
-    """The name of an operator in `ATEN`, with that of its library where it is not ATen's; "" for
-    what is no operator, as a branch."""
-    return str(operator).removeprefix("aten.") if hasattr(operator, "_schema") else ""
 
 
 def _decompositions(program: Any, done: set[Any]) -> dict[Any, Any]:

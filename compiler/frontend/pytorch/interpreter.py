@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +23,29 @@ from shardwright.compiler.frontend.pytorch.exporting import (
     Exported,
     of_values,
     operators,
-    row_name,
 )
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
-from shardwright.compiler.frontend.pytorch.operators.indexing import selected
-from shardwright.compiler.frontend.pytorch.operators.registry import Place
+from shardwright.compiler.frontend.pytorch.operators.registry import Place, row_name
+from shardwright.compiler.frontend.pytorch.operators.selected_rows import (
+    SELECTING,
+    Call,
+    called,
+    has_rule,
+)
+from shardwright.compiler.frontend.pytorch.operators.selections import (
+    NUMBERS,
+    Count,
+    Selected,
+    computed,
+    is_mask,
+    leaves_of,
+    of_rows,
+    selected,
+)
 from shardwright.compiler.frontend.pytorch.places import at_line, frames, module_path, user_line
 from shardwright.compiler.frontend.pytorch.recomputing import computed_again, recomputed_around
 from shardwright.compiler.frontend.pytorch.regions import CHECKPOINT, ENTER, evaluated, region_of
+from shardwright.compiler.frontend.pytorch.sizes import Sizes, is_pointwise, unknown_of
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 
 if TYPE_CHECKING:
@@ -76,6 +91,11 @@ def evaluate(exported: Exported, values: Values) -> tuple[list[Any], dict[str, A
     arguments = [None if value is None else jnp.asarray(value) for value in found]
     results = _Run(exported.graph, _Keys(values.key), exported.recomputed)(*arguments)
     named = list(zip(exported.results, results, strict=True))
+    parts = exported.graph.graph.output_node().args[0]
+    for node, result in zip(parts, results, strict=True):
+        if isinstance(result, Selected | Count):
+            with at_line(node):
+                raise selected("rows that a mask, nonzero or unique selects as a result")
     return [r for name, r in named if name == ""], {name: r for name, r in named if name}
 
 
@@ -106,6 +126,10 @@ class _Run:
     module: torch.fx.GraphModule
     keys: _Keys
     recomputed: Mapping[str, Recompute] = field(default_factory=dict)
+    sizes: Sizes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", Sizes(self.module.graph))
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
         given = iter(arguments)
@@ -167,6 +191,8 @@ class _Run:
             name: _value(part, known) for name, part in node.kwargs.items() if name not in IGNORED
         }
         target = node.target
+        if not row_name(target) and getattr(target, "__name__", "") in NUMBERS:
+            return self._number(node, args)
         has_token = getattr(target, "name", str)() == "with_effects"
         if has_token:  # (token, operator, what it takes), of one whose order with others matters
             target, args = args[1], args[2:]
@@ -174,26 +200,54 @@ class _Run:
         if name in CHECKS:
             return [None, None]
         with at_line(node):
-            check_static(node.meta.get("val"))
+            check_static(node)
+            call: Callable[[], Any]
+            if _selects(name, args, kwargs):
+                call = partial(self._selected, node, name, args, kwargs)
+            else:
+                call = partial(self._row(node, name), *args, **kwargs)
             with jax.named_scope(module_path(node).replace(".", "/")):
-                found = _at(frames(node), partial(self._row(node, name), *args, **kwargs))
+                found = _at(frames(node), call)
             return [None, found] if has_token else _typed(found, node.meta.get("val"))
 
-    def _row(self, node: torch.fx.Node, name: str) -> Callable[..., Any]:
+    def _number(self, node: torch.fx.Node, args: Sequence[Any]) -> Any:
+        """A number that is computed of others; none where only checks take it."""
+        if all(row_name(user.target) in CHECKS for user in node.users):
+            return None
+        return computed(node.target.__name__, args, self.sizes.of(node.meta["val"]))
+
+    def _selected(
+        self, node: torch.fx.Node, name: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """What an operator gives of rows that a mask selects, or selects itself."""
+        masks = {
+            n: self.sizes.elements(part)
+            for n, part in enumerate(leaves_of(node.args))
+            if hasattr(part, "meta")
+        }
+        row = partial(self._row, node, name)
+        said = node.meta.get("val")
+        return called(Call(name, row, args, kwargs, said, self.sizes, masks), is_pointwise(node))
+
+    def _row(
+        self, node: torch.fx.Node, name: str, shape: tuple[int, ...] | None = None
+    ) -> Callable[..., Any]:
         if name and name in ATEN:
             row = ATEN[name]
-            return partial(row, self._place(node)) if ATEN.is_placed(name) else row
+            return partial(row, self._place(node, shape)) if ATEN.is_placed(name) else row
         higher = getattr(node.target, "name", lambda: "")() if not name else ""
         if higher and higher in HIGHER_ORDER:
             return HIGHER_ORDER[higher]
         raise unsupported([node])
 
-    def _place(self, node: torch.fx.Node) -> Place:
+    def _place(self, node: torch.fx.Node, shape: tuple[int, ...] | None) -> Place:
         first = node.meta["val"]
         first = first[0] if isinstance(first, tuple | list) else first
         given = next((a.meta.get("val") for a in node.args if hasattr(a, "meta")), None)
-        is_in_order = bool(getattr(given, "is_contiguous", lambda: True)())
-        shape = tuple(int(n) for n in first.shape)
+        is_in_order = True
+        if hasattr(given, "is_contiguous") and not list(unknown_of(given)):
+            is_in_order = bool(given.is_contiguous())
+        shape = tuple(int(n) for n in first.shape) if shape is None else shape
         return Place(shape, numpy_type(first.dtype), self.keys.draw, is_in_order)
 
 
@@ -211,17 +265,32 @@ def _end_of(
     return place
 
 
-def check_static(said: Any) -> None:
-    """Raise UsageError for a result that is a number, or has a shape, that depends on values, or is
-    of a type without a counterpart; `said` are torch's tensors without values."""
+def _selects(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator takes rows that a mask selects, or selects such."""
+    leaves = leaves_of([args, kwargs])
+    has_mask = any(is_mask(part) for part in leaves[1:])
+    is_first = SELECTING.get(name, False)
+    return any(isinstance(x, Selected | Count) for x in leaves) or (
+        name in SELECTING and (has_mask or is_first)
+    )
+
+
+def check_static(node: torch.fx.Node) -> None:
+    """Raise UsageError for a node whose result is a number, or has a shape, that depends on values,
+    where its operator has no rule for that, or is of a type without a counterpart."""
+    said = node.meta.get("val")
+    name = row_name(node.target)
+    if not hasattr(node.target, "_schema"):
+        return
     for part in said if isinstance(said, list | tuple) else (said,):
-        if type(part).__name__ in _OF_DATA:
+        if type(part).__name__ in _OF_DATA and name != "sym_size.int":
             raise of_values(None)
-        if not hasattr(part, "dtype"):
-            continue
-        numpy_type(part.dtype)
-        if not all(isinstance(size, int) for size in part.shape):
-            raise selected("rows that a mask, nonzero or unique selects")
+        if hasattr(part, "dtype"):
+            numpy_type(part.dtype)
+    given = [n.meta.get("val") for n in node.all_input_nodes]
+    is_of_rows = name not in CHECKS and bool(list(unknown_of([said, *given])))
+    if is_of_rows and not has_rule(name, is_pointwise(node)):
+        raise of_rows(name)
 
 
 def checked(exported: Exported) -> Exported:
@@ -229,11 +298,11 @@ def checked(exported: Exported) -> Exported:
     and operators without a row, of graphs below too."""
     for node, _ in operators(exported.graph):
         with at_line(node):
-            check_static(node.meta.get("val"))
+            check_static(node)
     without = [
         node
         for node, op in operators(exported.graph)
-        if row_name(op) not in ATEN and row_name(op) not in CHECKS
+        if row_name(op) not in ATEN and row_name(op) not in {*CHECKS, *SELECTING}
     ]
     if without:
         raise unsupported(without)
@@ -283,6 +352,8 @@ def _typed(found: Any, said: Any) -> Any:
         return found
     import jax.numpy as jnp
 
+    if isinstance(found, Selected):
+        return replace(found, array=found.array.astype(numpy_type(said.dtype)))
     return jnp.asarray(found).astype(numpy_type(said.dtype))
 
 

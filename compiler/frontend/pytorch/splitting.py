@@ -24,7 +24,6 @@ from shardwright.compiler.frontend.pytorch.exporting import (
     Exported,
     exported_of,
     exported_program,
-    row_name,
 )
 from shardwright.compiler.frontend.pytorch.host_graph import HostGraph, host_graph, target_of
 from shardwright.compiler.frontend.pytorch.interpreter import (
@@ -35,6 +34,7 @@ from shardwright.compiler.frontend.pytorch.interpreter import (
 )
 from shardwright.compiler.frontend.pytorch.levels import without_small
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
+from shardwright.compiler.frontend.pytorch.operators.registry import row_name
 from shardwright.compiler.frontend.pytorch.places import module_path, user_line
 from shardwright.compiler.frontend.pytorch.signature import (
     Constant,

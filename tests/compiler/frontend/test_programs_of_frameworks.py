@@ -22,10 +22,9 @@ pytestmark = pytest.mark.exhaustive
 
 REFUSED = {
     "autoformer": ("SW_TASK_RAISED", "is invalid for input of size"),
-    "audioflamingo3": ("SW_TORCH_VALUES", "values of tensors"),
 }
 """Correlations by Fourier transform, of complex numbers, which no engine has and torch.export gives
-another shape; rows that a mask selects, whose number is data."""
+another shape."""
 BOUND = 1e-5
 
 

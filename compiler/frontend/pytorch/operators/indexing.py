@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN
+from shardwright.compiler.frontend.pytorch.operators.selections import ranks, selected
 
 IN_BOUNDS = "promise_in_bounds"
 """torch raises for an index that lies outside, so a program that ran has none."""
@@ -236,10 +236,16 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     """x with the elements of a source, in order, where the mask is."""
     mask = jnp.broadcast_to(mask, x.shape)
-    number = jnp.cumsum(mask.reshape(-1).astype(jnp.int32)).reshape(x.shape) - 1
     if not source.size:
         return x
-    return jnp.where(mask, source.reshape(-1).at[number].get(mode="clip"), x)
+    found = read_in_order(source.reshape(-1), mask.reshape(-1)).reshape(x.shape)
+    return jnp.where(mask, found, x)
+
+
+def read_in_order(rows: Any, mask: Any, axis: int = 0) -> Any:
+    """The next of the rows along an axis for each element of a mask [N] that is true; of others it
+    is one of them, too."""
+    return jnp.take(rows, ranks(mask), axis, mode="clip")
 
 
 def _indices(x: Any, indices: Sequence[Any]) -> tuple[Any, ...]:
@@ -248,15 +254,6 @@ def _indices(x: Any, indices: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(
         slice(None) if index is None else _positive(index, n)
         for index, n in zip(indices, x.shape, strict=False)
-    )
-
-
-def selected(given: str) -> UsageError:
-    """The error of rows whose number depends on values."""
-    return UsageError(
-        "SW_TORCH_VALUES",
-        f"a compiled step requires shapes that do not depend on values, got {given}",
-        hint="take torch.where with all rows, or a fixed number of rows (topk)",
     )
 
 
@@ -277,7 +274,8 @@ def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = Fa
         if values.ndim == rest + 1 and values.shape[0] == 1:
             values = values[0]
         if values.ndim > rest:
-            raise selected("a mask that says which rows are replaced, each by values of its own")
+            rows = read_in_order(values, first.reshape(-1))
+            values = rows.reshape(first.shape + rows.shape[1:])
         return jnp.where(mask, x + values if accumulate else values, x)
     at = x.at[_indices(x, indices)]
     values = values.astype(x.dtype)

@@ -233,10 +233,10 @@ def variance(x: Any, dim: Dims = None, correction: Any = 1, keepdim: bool = Fals
 @ATEN.row("std.correction", "std.dim")
 def deviation(x: Any, dim: Dims = None, correction: Any = 1, keepdim: bool = False) -> Any:
     """Standard deviation along dims."""
-    return _root(variance(x, dim, correction, keepdim))
+    return root(variance(x, dim, correction, keepdim))
 
 
-def _root(x: Any) -> Any:
+def root(x: Any) -> Any:
     """The square root, whose gradient at 0 is 0: that of a norm and of a deviation."""
     is_zero = x == 0
     return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
@@ -276,7 +276,7 @@ def vector_norm(
 def norm(x: Any, order: float, along: Any = None, keepdim: bool = False) -> Any:
     """Norm of the elements along axes."""
     if order == 2:
-        return _root(jnp.sum(jnp.square(x), along, keepdims=keepdim))
+        return root(jnp.sum(jnp.square(x), along, keepdims=keepdim))
     size = absolute(x)
     if order == 0:
         return jnp.sum(x != 0, along, dtype=x.dtype, keepdims=keepdim)

@@ -39,6 +39,12 @@ def full_name(name: str) -> str:
     return name if "." in name else f"{name}.default"
 
 
+def row_name(operator: Any) -> str:
+    """The name of an operator in `ATEN`, with that of its library where it is not ATen's; "" for
+    what is no operator, as a branch."""
+    return str(operator).removeprefix("aten.") if hasattr(operator, "_schema") else ""
+
+
 class Operators:
     """Rows by name, `add.Tensor`; `relu` is `relu.default`. Raises KeyError for a second row."""
 
