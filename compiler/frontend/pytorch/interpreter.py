@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
@@ -32,6 +32,7 @@ from shardwright.compiler.frontend.pytorch.places import at_line, frames, module
 from shardwright.compiler.frontend.pytorch.recomputing import computed_again, recomputed_around
 from shardwright.compiler.frontend.pytorch.regions import CHECKPOINT, ENTER, evaluated, region_of
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
+from shardwright.compiler.frontend.written_at import called_at
 
 if TYPE_CHECKING:
     import torch
@@ -176,7 +177,7 @@ class _Run:
         with at_line(node):
             check_static(node.meta.get("val"))
             with jax.named_scope(module_path(node).replace(".", "/")):
-                found = _at(frames(node), partial(self._row(node, name), *args, **kwargs))
+                found = called_at(frames(node), partial(self._row(node, name), *args, **kwargs))
             return [None, found] if has_token else _typed(found, node.meta.get("val"))
 
     def _row(self, node: torch.fx.Node, name: str) -> Callable[..., Any]:
@@ -284,19 +285,3 @@ def _typed(found: Any, said: Any) -> Any:
     import jax.numpy as jnp
 
     return jnp.asarray(found).astype(numpy_type(said.dtype))
-
-
-def _at(stack: Sequence[tuple[str, int]], call: Callable[[], Any]) -> Any:
-    """What `call` returns, called below frames of the given files and lines."""
-    for file, line in stack:
-        call = partial(_frame(file, line), call)
-    return call()
-
-
-@cache
-def _frame(file: str, line: int) -> Callable[[Callable[[], Any]], Any]:
-    """A function that calls what it is given on a line of a file."""
-    names: dict[str, Any] = {}
-    exec(compile("\n" * (line - 1) + "def at(call): return call()", file, "exec"), names)
-    made: Callable[[Callable[[], Any]], Any] = names["at"]
-    return made
