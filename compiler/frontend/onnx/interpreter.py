@@ -207,7 +207,7 @@ def _counts(function: Function) -> tuple[int, int]:
     named = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = sum(p.default is p.empty for p in named)
     takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return (max(needed, 1) if takes_all else needed), (MANY if takes_all else len(named))
+    return needed + (takes_all and not named), (MANY if takes_all else len(named))
 
 
 def known_operands(model: Model) -> set[str]:

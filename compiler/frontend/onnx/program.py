@@ -84,7 +84,7 @@ class Program:
 
 
 def _is_weight(array: Array) -> bool:
-    """Whether an array may be a weight: whole numbers of more than 8 bits are shapes and indices."""
+    """Whether an array may be a weight: larger whole numbers are shapes and indices."""
     return array.dtype.kind not in "biu" or (array.dtype.kind in "iu" and array.itemsize == 1)
 
 

@@ -36,7 +36,7 @@ def _if(call: Call, condition: Any) -> Any:
 
 
 @ONNX.row("Loop", static=(0,), has_own_type=True, folds=True)
-def _loop(call: Call, count: Any, condition: Any, *carried: Any) -> Any:
+def _loop(call: Call, count: Any = None, condition: Any = None, *carried: Any) -> Any:
     """So many turns: the condition has to be true, and to stay so."""
     body = call.graph("body")
     if count is None or not is_known(condition):

@@ -1,7 +1,7 @@
 """Recurrent networks: a loop over time for each direction.
 
-X is [T, B, I], or [B, T, I] where `layout` is 1; W [D, G x H, I], R [D, G x H, H], B [D, 2 x G x H],
-of D directions and G gates.
+X is [T, B, I], or [B, T, I] where `layout` is 1; of D directions and G gates, W is [D, G x H, I],
+R [D, G x H, H] and B [D, 2 x G x H].
 """
 
 from __future__ import annotations

@@ -19,11 +19,15 @@ def _sum(xp: Any, x: Any, axes: tuple[int, ...], keeps: bool) -> Any:
     return xp.sum(x, axes, keepdims=keeps, dtype=x.dtype)
 
 
+def _log_sum_exp(x: Any, axes: tuple[int, ...], keeps: bool) -> Any:
+    return jax.nn.logsumexp(x, axes, keepdims=keeps) if axes else x
+
+
 _REDUCTIONS: dict[str, Reduce] = {
     "ReduceL1": lambda xp, x, axes, keeps: _sum(xp, xp.abs(x), axes, keeps),
     "ReduceL2": lambda xp, x, axes, keeps: xp.sqrt(_sum(xp, x * x, axes, keeps)),
     "ReduceLogSum": lambda xp, x, axes, keeps: xp.log(_sum(xp, x, axes, keeps)),
-    "ReduceLogSumExp": lambda _, x, axes, keeps: jax.nn.logsumexp(x, axes, keepdims=keeps),
+    "ReduceLogSumExp": lambda _, x, axes, keeps: _log_sum_exp(x, axes, keeps),
     "ReduceMax": lambda xp, x, axes, keeps: xp.max(x, axes, keepdims=keeps),
     "ReduceMean": lambda xp, x, axes, keeps: xp.mean(x, axes, keepdims=keeps),
     "ReduceMin": lambda xp, x, axes, keeps: xp.min(x, axes, keepdims=keeps),
@@ -38,9 +42,8 @@ _OPERAND_SINCE = {"ReduceSum": 13}
 
 def _reduced(call: Call, x: Any, axes: Sequence[int] | None) -> Any:
     """No axes are all, or, where the node says so, none."""
-    if not axes and call.integer("noop_with_empty_axes"):
-        return x
-    dims = axes_of(axes, x.ndim) if axes else tuple(range(x.ndim))
+    none = () if call.integer("noop_with_empty_axes") else tuple(range(x.ndim))
+    dims = axes_of(axes, x.ndim) if axes else none
     name = call.node.operator
     if name in _EXTREMES and not math.prod(x.shape):
         least = jnp.full((1,) * x.ndim, _EXTREMES[name]).astype(x.dtype)

@@ -3,7 +3,7 @@ them ran."""
 
 from __future__ import annotations
 
-OPERATORS = """
+_OPERATORS = """
 Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization BitShift
 BitwiseAnd BitwiseNot BitwiseOr BitwiseXor BlackmanWindow Cast CastLike Ceil Celu CenterCropPad Clip
 Compress Concat Constant ConstantOfShape Conv ConvInteger ConvTranspose Cos Cosh CumSum DepthToSpace
@@ -18,12 +18,13 @@ ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSqu
 Resize ReverseSequence Round Scan Scatter ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign
 Sin Sinh Size Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split Sqrt
 Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
-""".split()
+"""
+OPERATORS = _OPERATORS.split()
 
 MODELS = {
     "convnet": "convolutions with batch norm and pooling, then a linear head; opset 13",
-    "transformer": "a block of attention whose shapes are computed from Shape, Gather and Concat, as"
-    " exporters write them, and a batch of any size; opset 17",
+    "transformer": "a block of attention whose shapes are computed from Shape, Gather and Concat,"
+    " as exporters write them, and a batch of any size; opset 17",
     "quantized": "a recurrent layer between quantized linear layers (QDQ), with its weights beside"
     " it as external data; opset 21",
 }
