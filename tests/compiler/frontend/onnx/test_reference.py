@@ -138,8 +138,9 @@ def looped() -> Any:
     ]
     taken = {"turn": (INT, ()), "cond": (BOOL, ()), "state": (FLOAT, (3,))}
     body = graph(nodes, taken, ["goes_on", "next", "row"])
-    node = NODE("Loop", ["n", "", "x"], ["end", "rows"], body=body)
-    return whole(graph([node], {"n": (INT, ()), "x": (FLOAT, (3,))}, ["end", "rows"]))
+    node = NODE("Loop", ["n", "c", "x"], ["end", "rows"], body=body)
+    taken = {"n": (INT, ()), "c": (BOOL, ()), "x": (FLOAT, (3,))}
+    return whole(graph([node], taken, ["end", "rows"]))
 
 
 def scanned(**said: Any) -> Any:
@@ -172,9 +173,8 @@ HELD = {
     "then": (chosen, {"c": np.asarray(True), "x": X}, ()),
     "else": (chosen, {"c": np.asarray(False), "x": X}, ()),
     "then of a known condition": (chosen, {"c": np.asarray(True), "x": X}, ("c",)),
-    "loop": (looped, {"n": np.asarray(3), "x": X}, ("n",)),
+    "loop": (looped, {"n": np.asarray(3), "c": np.asarray(True), "x": X}, ("n", "c")),
     "scan": (scanned, {"s": X[:2], "x": SQUARE}, ()),
-    "function": (called, {"x": X}, ()),
 }
 
 
@@ -194,3 +194,10 @@ def test_scan_along_other_axes_and_backwards() -> None:
     sums = X[:2, None] + np.cumsum(SQUARE[:, ::-1], 1)
     np.testing.assert_array_equal(rows, sums)
     np.testing.assert_array_equal(end, sums[:, -1])
+
+
+def test_function_of_the_model() -> None:
+    """Its attribute is handed on to a node of it, which the reference refuses."""
+    found = read_model(called().SerializeToString(), Path())
+    (y,) = evaluate(found, {"x": jnp.asarray(X)})
+    np.testing.assert_allclose(y, -np.where(X < 0, 0.25 * X, X), rtol=1e-6)
