@@ -59,6 +59,7 @@ class Command:
     strategy: str
     save_temps: bool
     dump_dir: str
+    input_shape: str
     fast_loading: bool
     fast_context_switch: bool
     scratchpad_page_mb: int
@@ -227,6 +228,7 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         verbose=_level(settings["verbose"]),
         save_temps="savetemps" in settings.get("pipeline", "").lower(),
         dump_dir=settings.get("dump_dir", ""),
+        input_shape=settings.get("input_shape", ""),
         scratchpad_page_mb=page,
         **{name: settings[name] for name in (*as_given, "fast_context_switch")},
     )

@@ -20,8 +20,6 @@ from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
 from shardwright.compiler.frontend.onnx.tensors import Array, array_of, type_of
 from shardwright.compiler.frontend.onnx.wire import DamagedError, Message, read
 
-START = b"\x08"
-"""How a model begins: the key of `ir_version`, its first field, which every model has."""
 OPSETS = range(7, 22)
 """Releases of the operators that have rows."""
 OWN = ("", "ai.onnx")
@@ -99,11 +97,6 @@ class Model:
     graph: Graph
     opset: int
     functions: Mapping[tuple[str, str], Function] = field(default_factory=dict)
-
-
-def is_model(data: bytes) -> bool:
-    """Whether a file begins as an ONNX model does."""
-    return data[:1] == START
 
 
 def read_model(data: bytes, folder: Path) -> Model:

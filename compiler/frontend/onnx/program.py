@@ -88,13 +88,13 @@ def _is_weight(array: Array) -> bool:
     return array.dtype.kind not in "biu" or (array.dtype.kind in "iu" and array.itemsize == 1)
 
 
-def lowered_file(data: bytes, folder: Path, sizes: Sizes) -> Lowered:
+def lowered_file(data: bytes, folder: Path, input_shape: str) -> Lowered:
     """The model of a file in a folder as a program of (weights, inputs).
 
     Raises: ImportRuleError as `Program`; UsageError for sizes that do not fit.
     """
     program = Program.read(data, folder)
-    inputs, weights = program.inputs(sizes), _shapes(program.weights)
+    inputs, weights = program.inputs(Sizes.of(input_shape)), _shapes(program.weights)
 
     def call(given: Any, values: Any) -> list[Any]:
         by_name = dict(zip(weights, given, strict=True)), dict(zip(inputs, values, strict=True))
