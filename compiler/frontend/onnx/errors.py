@@ -50,10 +50,10 @@ def of_values(what: str) -> ImportRuleError:
 
 
 @contextmanager
-def at_node(number: int, scope: str) -> Iterator[None]:
+def at_node(file: str, number: int, scope: str) -> Iterator[None]:
     """Say the place of a node in errors that have none; what NumPy and JAX raise of operands that
     do not fit each other becomes an error of the node."""
-    loc = Loc(MODULE_FILE, number, scope)
+    loc = Loc(file, number, scope)
     try:
         yield
     except DiagnosticError as error:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import ImportRuleError, Loc, did_you_mean
-from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.onnx.errors import at_node, of_values, unfit
 from shardwright.compiler.frontend.onnx.model import (
     Graph,
@@ -55,7 +54,7 @@ def check_operators(model: Model) -> None:
         "SW_ONNX_OPERATOR",
         f"operators with a row in opset {model.opset} (docs/onnx.md) are required, got"
         f" {', '.join(lines[:MOST_NAMED])}{more}",
-        Loc(MODULE_FILE, first.number, first.scope),
+        Loc(model.file, first.number, first.scope),
         did_you_mean(
             first.operator, known, "export the model with other operators, or convert its opset"
         ),
@@ -96,7 +95,7 @@ class _Run:
     def nodes(self, nodes: Sequence[Node], known: Values) -> None:
         """Add the results of nodes to what is known."""
         for node in nodes:
-            with at_node(node.number, node.scope):
+            with at_node(self.model.file, node.number, node.scope):
                 operands = [known[name] if name else None for name in node.inputs]
                 results = self._results(self._resolved(node), operands, known)
                 names = node.outputs
@@ -125,7 +124,8 @@ class _Run:
         row = ONNX.find(node.operator, self.opset)
         if row is None:
             raise unfit(f"an operator with a row in opset {self.opset}", node.operator)
-        return _computed(row, node, self.opset, operands, partial(self._graph, outer=known))
+        call = Call(node, self.opset, np, partial(self._graph, outer=known))
+        return _computed(row, call, (self.model.file, node.number), operands)
 
     def _graph(self, graph: Graph, given: Sequence[Any], outer: Values) -> list[Any]:
         """The results of a branch or a body, in which values around it are known too."""
@@ -138,33 +138,28 @@ class _Run:
         return [known[output.name] for output in graph.outputs]
 
 
-def _computed(
-    row: Row,
-    node: Node,
-    opset: int,
-    operands: list[Any],
-    run: Callable[[Graph, Sequence[Any]], list[Any]],
-) -> Sequence[Any]:
-    """The results of a row."""
+def _computed(row: Row, call: Call, place: tuple[str, int], operands: list[Any]) -> Sequence[Any]:
+    """The results of a row, computed below a frame of a place."""
     import jax
     import jax.numpy as jnp
 
+    node = call.node
     while operands and operands[-1] is None:
         operands.pop()
     _check_count(row.function, operands)
-    for place in row.static:
-        if place < len(operands) and not is_known(operands[place]):
-            raise of_values(f"operand {place + 1}, {node.inputs[place]!r},")
+    for n in row.static:
+        if n < len(operands) and not is_known(operands[n]):
+            raise of_values(f"operand {n + 1}, {node.inputs[n]!r},")
     folds = row.folds and all(map(is_known, operands)) and _size(operands) <= MOST_FOLDED
     if not folds:
         operands = [
             narrowed(value) if isinstance(value, np.ndarray) and n not in row.static else value
             for n, value in enumerate(operands)
         ]
-    call = Call(node, opset, np if folds else jnp, run)
+        call = replace(call, xp=jnp)
     scope = node.name.strip("/") or node.operator
     with np.errstate(all="ignore"), jax.named_scope(scope):
-        found = called_at([(MODULE_FILE, node.number)], partial(row.function, call, *operands))
+        found = called_at([place], partial(row.function, call, *operands))
     results = found if isinstance(found, tuple) else (found,)
     dtype = None if row.has_own_type or not operands else operands[0].dtype
     return [_typed(result, dtype) for result in results]

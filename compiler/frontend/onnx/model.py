@@ -92,15 +92,17 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model: its graph, the release of ONNX's operators, and functions by (domain, name)."""
+    """A model: its graph, the release of ONNX's operators, what places in it call its file, and
+    functions by (domain, name)."""
 
     graph: Graph
     opset: int
+    file: str
     functions: Mapping[tuple[str, str], Function] = field(default_factory=dict)
 
 
-def read_model(data: bytes, folder: Path) -> Model:
-    """The model of a file in `folder`.
+def read_model(data: bytes, folder: Path, file: str = MODULE_FILE) -> Model:
+    """The model of a file in `folder`, which places in it call `file`.
 
     Raises: ImportRuleError SW_ONNX_FILE for damage, SW_ONNX_TYPE for values that are no tensors of
     numbers, SW_ONNX_OPERATOR for a release without rows.
@@ -120,7 +122,7 @@ def read_model(data: bytes, folder: Path) -> Model:
     graph = reader.graph(found["graph"], frozenset())
     if not graph.outputs:
         raise damaged("a graph without results")
-    return Model(graph, opset, functions)
+    return Model(graph, opset, file, functions)
 
 
 def _opset(rows: Sequence[Message], what: str, usual: int = 0) -> int:

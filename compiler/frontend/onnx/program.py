@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.frontend.capture import Lowered, function_artifact
+from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.onnx.errors import untyped
 from shardwright.compiler.frontend.onnx.interpreter import (
     check_operators,
@@ -30,10 +31,10 @@ class Program:
     model: Model
 
     @classmethod
-    def read(cls, data: bytes, folder: Path) -> Program:
-        """That of a file. Raises ImportRuleError as `read_model`, and for operators without a
-        row."""
-        model = read_model(data, folder)
+    def read(cls, data: bytes, folder: Path, file: str = MODULE_FILE) -> Program:
+        """That of a file, as of `read_model`. Raises ImportRuleError as that, and for operators
+        without a row."""
+        model = read_model(data, folder, file)
         check_operators(model)
         return cls(model)
 

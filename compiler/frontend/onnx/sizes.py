@@ -32,6 +32,10 @@ class Sizes:
             found[name.strip()] = tuple(map(int, numbers))
         return cls(found)
 
+    def but(self, **sizes: int) -> Sizes:
+        """With sizes of dims that are not said."""
+        return Sizes({**{name: (size,) for name, size in sizes.items()}, **self.given})
+
     def shapes(self, graph: Graph) -> dict[str, Shape]:
         """The shape of every input of a graph. Raises UsageError for sizes that do not fit, and
         ImportRuleError NCC_EMOD025 for dims without one."""

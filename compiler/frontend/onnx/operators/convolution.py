@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwright.compiler.frontend.onnx.errors import unfit
 from shardwright.compiler.frontend.onnx.operators.quantization import dequantized, quantized
@@ -180,9 +181,9 @@ def _rounded_up(call: Call, x: Any, pads: Pads, settings: Sequence[Sequence[int]
 
 
 def _pooled(x: Any, start: Any, join: Any, settings: Sequence[Sequence[int]], pads: Pads) -> Any:
-    """Windows of x joined."""
+    """Windows of x joined; `start` is known to JAX, which has no gradient otherwise."""
     window, strides, dilations = ((1, 1, *each) for each in settings)
-    start = jnp.asarray(start, x.dtype)
+    start = np.asarray(start, x.dtype)[()]
     edges = [(0, 0), (0, 0), *pads]
     return jax.lax.reduce_window(x, start, join, window, strides, edges, None, dilations)
 

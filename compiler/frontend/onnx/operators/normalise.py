@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call, axes_of, axis_of
 
@@ -103,7 +104,7 @@ def _lrn(call: Call, x: Any) -> Any:
     size = call.integer("size", 1)
     squares = jax.lax.reduce_window(
         x * x,
-        jnp.zeros((), x.dtype),
+        np.zeros((), x.dtype)[()],
         jax.lax.add,
         (1, size, *[1] * (x.ndim - 2)),
         (1,) * x.ndim,
