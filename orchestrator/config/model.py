@@ -322,9 +322,8 @@ def source_files(job: JobConfig) -> Iterable[Path]:
     if job.model.config:
         model_config(job)  # which says what is wrong with it
         return [] if is_text(job.model.config) else [model_path(job)]
-    if (job.model.hlo or job.model.onnx) and model_path(
-        job
-    ).is_file():  # else the task says what is wrong
+    is_one = bool(job.model.hlo or job.model.onnx)
+    if is_one and model_path(job).is_file():  # else the task says what is wrong
         return [model_path(job)]
     return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []
 

@@ -192,11 +192,11 @@ class _Step:
         return new.params, buffers, new.opt_state, {"loss": new.loss}
 
     def batches(self, seed: int, samples: int, data: str | None) -> Iterator[dict[str, Array]]:
-        """Batches of what `data` has, a file of NumPy's with an array for each leaf, from its first
-        sample on and again; numbers of a random generator where there is none."""
+        """Batches of what `data` names, an `.npz` file with an array for each leaf, from its first
+        sample on and again; numbers of a random generator where it names none."""
         rng = np.random.default_rng(seed)
         shapes = self.batch(samples)
-        if data:
+        if data and data.endswith(".npz"):
             yield from _of_file(Path(data), shapes, samples)
         most = self._most()
         while True:
