@@ -34,7 +34,7 @@ def untyped(what: str, given: str) -> ImportRuleError:
 def unfit(required: str, given: str) -> ImportRuleError:
     """The error of a node whose operands or attributes are not what its operator takes."""
     return ImportRuleError(
-        "SW_ONNX_NODE", f"{required} is required, got {given}", hint=EXPORT_AGAIN
+        "SW_ONNX_NODE", f"requires {required}, got {given}", hint=EXPORT_AGAIN
     )
 
 
@@ -42,8 +42,8 @@ def of_values(what: str) -> ImportRuleError:
     """The error of a node that needs a value which only a run has."""
     return ImportRuleError(
         "SW_ONNX_VALUES",
-        f"{what} is required to be known while the model is compiled, got a value that depends on"
-        " its inputs or weights",
+        f"requires {what} to be known while the model is compiled, got a value that depends on its"
+        " inputs or weights",
         hint="shapes are fixed on the machine: export with that number as a constant, or with"
         " operators whose results have one shape (Where in place of If or NonZero)",
     )
@@ -63,13 +63,13 @@ def at_node(file: str, number: int, scope: str) -> Iterator[None]:
         raise type(error)(d.code, f"{scope}: {d.message}", loc, d.hint) from error
     except NotImplementedError as error:
         raise ImportRuleError(
-            "SW_ONNX_OPERATOR", f"{scope}: a form with a row is required, got {error}", loc
+            "SW_ONNX_OPERATOR", f"{scope}: requires a form with a row, got {error}", loc
         ) from error
     except (TypeError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ImportRuleError(
             "SW_ONNX_NODE",
-            f"{scope}: operands and attributes that fit each other are required, got: {said}",
+            f"{scope}: requires operands and attributes that fit each other, got: {said}",
             loc,
             EXPORT_AGAIN,
         ) from error

@@ -149,7 +149,7 @@ def _computed(row: Row, call: Call, place: tuple[str, int], operands: list[Any])
     _check_count(row.function, operands)
     for n in row.static:
         if n < len(operands) and not is_known(operands[n]):
-            raise of_values(f"operand {n + 1}, {node.inputs[n]!r},")
+            raise of_values(f"operand {n + 1}, {node.inputs[n]!r}")
     folds = row.folds and all(map(is_known, operands)) and _size(operands) <= MOST_FOLDED
     if not folds:
         operands = [

@@ -45,7 +45,7 @@ class Sizes:
                 hint = did_you_mean(name, names, "leave it out: every dim has a size")
                 raise _refused(f"names of inputs or open dims, {_listed(names)},", name, hint)
         found = {value.name: self._shape(value) for value in graph.inputs}
-        missing = [value for value in graph.inputs if None in (found[value.name] or (None,))]
+        missing = [value for value in graph.inputs if _is_open(found[value.name])]
         if missing:
             raise _open(missing, found)
         return {name: tuple(d for d in dims or () if d is not None) for name, dims in found.items()}
@@ -72,6 +72,10 @@ class Sizes:
         if sizes is not None and len(sizes) != 1:
             raise _refused(f"one size of dim {dim}", "x".join(map(str, sizes)))
         return sizes[0] if sizes else None
+
+
+def _is_open(dims: Sequence[int | None] | None) -> bool:
+    return dims is None or None in dims
 
 
 def open_dims(inputs: Sequence[Value]) -> Iterator[str]:
