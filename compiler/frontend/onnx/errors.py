@@ -33,9 +33,7 @@ def untyped(what: str, given: str) -> ImportRuleError:
 
 def unfit(required: str, given: str) -> ImportRuleError:
     """The error of a node whose operands or attributes are not what its operator takes."""
-    return ImportRuleError(
-        "SW_ONNX_NODE", f"requires {required}, got {given}", hint=EXPORT_AGAIN
-    )
+    return ImportRuleError("SW_ONNX_NODE", f"requires {required}, got {given}", hint=EXPORT_AGAIN)
 
 
 def of_values(what: str) -> ImportRuleError:

@@ -158,7 +158,8 @@ def _external(tensor: Message, folder: Path, name: str) -> bytes:
             raise OSError(f"bytes {offset} to {offset + length} of {max(size, 0)}")
         with path.open("rb") as file:
             file.seek(offset)
-            return file.read(length)
+            found: bytes = file.read(length)
+            return found
     except OSError as error:
         given = f"tensor {name} in {place}, which cannot be read: {error.strerror or error}"
         raise damaged(given) from error

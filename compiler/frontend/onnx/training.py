@@ -219,10 +219,10 @@ class _Step:
 
 def _drawn(rng: np.random.Generator, leaf: Any, most: int) -> Array:
     """Random values of a leaf."""
-    dtype = np.dtype(leaf.dtype)
-    if dtype.kind in "biu":
-        return rng.integers(0, most, leaf.shape).astype(dtype)
-    return rng.normal(size=leaf.shape).astype(dtype)
+    is_whole = np.dtype(leaf.dtype).kind in "biu"
+    drawn = rng.integers(0, most, leaf.shape) if is_whole else rng.normal(size=leaf.shape)
+    found: Array = drawn.astype(leaf.dtype)
+    return found
 
 
 def _of_file(path: Path, shapes: Mapping[str, Any], samples: int) -> Iterator[dict[str, Array]]:

@@ -41,10 +41,10 @@ class Field:
 
 
 _VARINT, _WORD64, _LENGTH, _WORD32 = 0, 1, 2, 5
-_WIRES = {Kind.INTEGER: _VARINT, Kind.FLOAT: _WORD32, Kind.DOUBLE: _WORD64}
+_WIRES: dict[str, int] = {Kind.INTEGER: _VARINT, Kind.FLOAT: _WORD32, Kind.DOUBLE: _WORD64}
 _WIDTHS = {_WORD32: 4, _WORD64: 8}
-_NUMPY = {Kind.FLOAT: np.dtype("<f4"), Kind.DOUBLE: np.dtype("<f8")}
-_EMPTY: dict[Kind, Any] = {
+_NUMPY: dict[str, np.dtype[Any]] = {Kind.FLOAT: np.dtype("<f4"), Kind.DOUBLE: np.dtype("<f8")}
+_EMPTY: dict[str, Any] = {
     Kind.INTEGER: 0,
     Kind.FLOAT: 0.0,
     Kind.DOUBLE: 0.0,
@@ -73,7 +73,7 @@ class _Reader:
             raise DamagedError(f"messages within each other, more than {MOST_NESTED}")
         fields = self.schema[name]
         found: Message = {
-            field.name: [] if field.is_many else _EMPTY.get(field.kind)  # type: ignore[call-overload]
+            field.name: [] if field.is_many else _EMPTY.get(str(field.kind))
             for field in fields.values()
         }
         for number, wire, start, stop in self._fields(at, end):
@@ -111,7 +111,7 @@ class _Reader:
         if kind in _WIRES and field.is_many and wire == _LENGTH:
             found[field.name] += self._packed(Kind(kind), at, stop)
             return
-        if wire != _WIRES.get(kind, _LENGTH):  # type: ignore[call-overload]
+        if wire != _WIRES.get(str(kind), _LENGTH):
             raise DamagedError(f"wire type {wire} of {field.name}, a field of {kind}, at byte {at}")
         value = self._value(kind, at, stop, depth)
         if field.is_many:

@@ -7,7 +7,7 @@ a product with it, whose gradient is a product too, is what the machine does bes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -30,7 +30,7 @@ _PLACES = {
     "pytorch_half_pixel": lambda n, old, new, scale: (n + 0.5) / scale - 0.5 if new > 1 else n * 0,
 }
 """Where in the old dim element n of the new one lies. Source: the operator's page."""
-_NEAREST = {
+_NEAREST: dict[str, Callable[[Weights], Weights]] = {
     "ceil": np.ceil,
     "floor": np.floor,
     "round_prefer_ceil": lambda x: np.floor(x + 0.5),

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from shardwright.compiler.neff.bundle import read_program
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend import isolated
@@ -24,6 +23,7 @@ from shardwright.compiler.frontend.reference import (
     task_batches,
 )
 from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.neff.bundle import read_program
 from shardwright.compiler.neff.reader import Container
 from shardwright.sharding.partition.mesh import make_mesh
 from tests.compiler.frontend.onnx import promised
