@@ -6,7 +6,7 @@ makes or two nodes make, attributes that are none, tensors without their element
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,7 @@ class _Reader:
 
     folder: Path
 
-    def graph(self, found: Message, outer: frozenset[str]) -> Graph:
+    def graph(self, found: Message, outer: Set[str]) -> Graph:
         """A graph, in which values of `outer` are known too."""
         if found["sparse"]:
             raise untyped(f"an initializer of graph {found['name']}", "a sparse tensor")
@@ -189,7 +189,7 @@ class _Reader:
                 raise damaged(f"an input or initializer of graph {found['name']!r} without a name")
         if len(set(names)) < len(names):
             raise damaged(f"two inputs of one name: {', '.join(names)}")
-        known = outer | set(names) | set(constants)
+        known = {*outer, *names, *constants}
         nodes = self.nodes(found["nodes"], known)
         made = known.union(*(node.outputs for node in nodes))
         outputs = tuple(_value(each, "result") for each in found["outputs"])
@@ -209,11 +209,11 @@ class _Reader:
         own = _opset(found["opsets"], f"function {found['name']}", opset)
         return Function(inputs, outputs, nodes, defaults, own)
 
-    def nodes(self, rows: Sequence[Message], known: frozenset[str]) -> tuple[Node, ...]:
+    def nodes(self, rows: Sequence[Message], known: Set[str]) -> tuple[Node, ...]:
         """Nodes, each of values that are known where it stands."""
         seen, made, nodes = set(known), set[str](), []
         for number, row in enumerate(rows, 1):
-            node = self._node(row, number, frozenset(seen))
+            node = self._node(row, number, seen)
             for name in node.inputs:
                 if name and name not in seen:
                     raise damaged(f"{node.scope}, node {number}, of {name!r}, which is not there")
@@ -225,7 +225,7 @@ class _Reader:
             nodes.append(node)
         return tuple(nodes)
 
-    def _node(self, row: Message, number: int, known: frozenset[str]) -> Node:
+    def _node(self, row: Message, number: int, known: Set[str]) -> Node:
         if not row["operator"]:
             raise damaged(f"node {number} without an operator")
         attributes: dict[str, Any] = {}
@@ -237,7 +237,7 @@ class _Reader:
         domain = "" if row["domain"] in OWN else row["domain"]
         return Node(row["operator"], row["name"], domain, number, inputs, outputs, attributes)
 
-    def attribute(self, found: Message, known: frozenset[str] = frozenset()) -> Any:
+    def attribute(self, found: Message, known: Set[str] = frozenset()) -> Any:
         """The value of an attribute: a number, a text, an array, a graph, or a list of numbers or
         texts."""
         kind, name = found["type"], found["name"]
