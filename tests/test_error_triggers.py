@@ -3,6 +3,7 @@ explained by `errors`."""
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.diagnostics.catalogue import catalogue
 from shardwright.compiler.frontend import isolated
-from shardwright.compiler.frontend.detect import Module
+from shardwright.compiler.frontend.detect import AS_IT_IS, Asked, Module
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.surface.releases import Profile
 from shardwright.orchestrator.cli import main
@@ -29,9 +30,9 @@ class InProcess(isolated.Reader):
         base_dir: str,
         profile: Profile,
         name: str = "",
-        as_step: bool = False,
+        asked: Asked = AS_IT_IS,
     ) -> tuple[Graph, Module]:
-        answer = isolated._answer(data, base_dir, profile.version, as_step)
+        answer = isolated._answer(data, base_dir, profile.version, astuple(asked))
         if "error" in answer:
             raise isolated._error_of(answer["error"], name, answer["notes"])
         return isolated.read_answer(answer, name)

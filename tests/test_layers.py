@@ -26,7 +26,7 @@ HEAVY = {
     "torch": ("compiler/frontend/",),
     "onnx": ("compiler/frontend/",),
     "tensorflow": ("compiler/frontend/",),
-    "optax": ("compiler/frontend/pytorch/", "orchestrator/models/"),
+    "optax": ("compiler/frontend/pytorch/", "compiler/frontend/updates.py", "orchestrator/models/"),
     "ray": ("orchestrator/service/ray_", "orchestrator/submission/ray_jobs.py"),
     "matplotlib": ("orchestrator/terminal/plots.py",),
     "boto3": ("orchestrator/cache/bucket.py",),

@@ -9,7 +9,7 @@ imports the artifact.
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,6 +70,15 @@ class Captured:
     name: str = "step"
     findings: tuple[Diagnostic, ...] = ()
     told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A function as a portable StableHLO artifact, with names of its arguments and results."""
+
+    artifact: bytes
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
 
 
 def capture(task: TrainTask, batch_size: int, base_dir: str | None = None) -> Captured:
@@ -162,6 +171,13 @@ def _users_line(what: str, base_dir: str | None) -> AbstractContextManager[None]
 def artifact_of(traced: Any) -> bytes:
     """What `jax.jit(f).trace(...)` returned, lowered for the CPU, as an artifact without CHLO."""
     return _portable(_lowered(traced))
+
+
+def function_artifact(function: Callable[..., Any], *shapes: Any) -> bytes:
+    """`artifact_of` a function of arguments of these shapes, all of which stay arguments."""
+    import jax
+
+    return artifact_of(jax.jit(function, keep_unused=True).trace(*shapes))
 
 
 def _lowered(traced: Any) -> Any:

@@ -2,18 +2,20 @@
 content.
 
 Known forms: HLO module proto (also inside of an `HloProto`), HLO text, StableHLO text, MLIR
-bytecode, portable StableHLO artifact, what `jax.export` serialises, and programs that
-`torch.export.save` wrote. File names do not count.
+bytecode, portable StableHLO artifact, what `jax.export` serialises, programs that
+`torch.export.save` wrote, and ONNX models. File names do not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from shardwright.compiler.diagnostics import ImportRuleError
+from shardwright.compiler.diagnostics import ImportRuleError, UsageError
 from shardwright.compiler.frontend.context import BYTECODE, is_portable
 from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
+from shardwright.compiler.frontend.onnx.start import is_model
 from shardwright.compiler.frontend.pytorch import archive
 from shardwright.compiler.frontend.stablehlo import NO_FACTS, Check, Facts, import_partition
 from shardwright.compiler.ir.types import Graph
@@ -34,15 +36,41 @@ class Module:
     results: tuple[str, ...] = ()
 
 
-def read_module(data: bytes, as_step: bool = False) -> Module:
-    """The module of a file's content; `as_step` the training step of a program of torch's.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a file is read: `as_step` the training step of a program of torch's; of an ONNX model
+    `folder` is where it lies, with the files of its weights, and `input_shape` says sizes of dims
+    that it leaves open."""
 
-    Raises: ImportRuleError (SW_MODEL_FORM, SW_HLO_PARSE) when it is none of the known forms.
+    as_step: bool = False
+    folder: str = "."
+    input_shape: str = ""
+
+
+AS_IT_IS = Asked()
+
+
+def read_module(data: bytes, asked: Asked = AS_IT_IS) -> Module:
+    """The module of a file's content.
+
+    Raises: ImportRuleError (SW_MODEL_FORM, SW_HLO_PARSE) when it is none of the known forms, or as
+    the reader of its form; UsageError for an `input_shape` that it does not take.
     """
+    if is_model(data):
+        from shardwright.compiler.frontend.onnx.program import lowered_file as lowered_onnx
+
+        found = lowered_onnx(data, Path(asked.folder), asked.input_shape)
+        return Module("onnx", found.artifact, NO_FACTS, found.arguments, found.results)
+    if asked.input_shape:
+        raise UsageError(
+            "SW_ONNX_SHAPE",
+            f"--input-shape requires an ONNX model, got {asked.input_shape} for another form",
+            hint="other forms have fixed shapes: lower the model with the ones that are meant",
+        )
     if archive.is_program(data):
         from shardwright.compiler.frontend.pytorch.program_file import lowered_file
 
-        found = lowered_file(data, as_step)
+        found = lowered_file(data, asked.as_step)
         return Module("torch.export", found.artifact, NO_FACTS, found.arguments, found.results)
     if data.startswith(BYTECODE):
         return Module("stablehlo artifact" if is_portable(data) else "mlir bytecode", data)
@@ -63,13 +91,13 @@ def import_file(
     data: bytes,
     base_dir: str | None = None,
     checks: Mapping[str, Check] | None = None,
-    as_step: bool = False,
+    asked: Asked = AS_IT_IS,
 ) -> tuple[Graph, Module]:
     """The graph of a model file, and what was in the file (see `read_module`).
 
     Raises: ImportRuleError, as `read_module` and `import_module`.
     """
-    module = read_module(data, as_step)
+    module = read_module(data, asked)
     graph, facts = import_partition(module.stablehlo, base_dir=base_dir, checks=checks)
     return graph, replace(module, facts=facts)
 
@@ -122,7 +150,7 @@ def _module_proto(data: bytes) -> bytes:
 def _unknown(data: bytes) -> ImportRuleError:
     return ImportRuleError(
         "SW_MODEL_FORM",
-        "a model file requires HLO, StableHLO, jax.export or torch.export content, got"
+        "a model file requires HLO, StableHLO, jax.export, torch.export or ONNX content, got"
         f" {len(data)} bytes that begin with {data[:16]!r}",
         hint="dump the module with --xla_dump_to, or save jax.export(...).serialize(), or"
         " torch.export.save(program, path)",

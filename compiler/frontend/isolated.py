@@ -25,7 +25,7 @@ from shardwright.compiler.diagnostics import (
     InternalError,
     Loc,
 )
-from shardwright.compiler.frontend.detect import Module
+from shardwright.compiler.frontend.detect import AS_IT_IS, Asked, Module
 from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.rules.process_groups import MeshAxes
 from shardwright.compiler.frontend.shardings import ModuleShardings
@@ -61,10 +61,10 @@ class Reader:
         base_dir: str,
         profile: Profile,
         name: str = MODULE_FILE,
-        as_step: bool = False,
+        asked: Asked = AS_IT_IS,
     ) -> tuple[Graph, Module]:
         """The graph of a file's content under the rules of a release, and what the file held;
-        `name` stands for the file in locations of its own lines, `as_step` is that of
+        `name` stands for the file in locations of its own lines, `asked` is that of
         `read_module`.
 
         Raises: the error of the import, at the user's line; ImportRuleError SW_READER_CRASH or
@@ -72,7 +72,7 @@ class Reader:
         """
         child = self._start()
         try:
-            request = msgpack.packb([data, base_dir, profile.version, as_step])
+            request = msgpack.packb([data, base_dir, profile.version, astuple(asked)])
             answer = msgpack.unpackb(child.ask(request, self._timeout_s), use_list=False)
         except TimeoutError:
             doing = child.doing()
@@ -150,12 +150,12 @@ def _error_of(row: tuple[Any, ...], name: str, notes: Sequence[str]) -> Diagnost
     return error
 
 
-def _answer(data: bytes, base_dir: str, version: str, as_step: bool) -> dict[str, Any]:
+def _answer(data: bytes, base_dir: str, version: str, asked: tuple[Any, ...]) -> dict[str, Any]:
     from shardwright.compiler.frontend.detect import import_file
     from shardwright.compiler.frontend.rules.restrictions import checks_for
 
     try:
-        graph, module = import_file(data, base_dir, checks_for(Profile(version)), as_step)
+        graph, module = import_file(data, base_dir, checks_for(Profile(version)), Asked(*asked))
         return {
             "graph": dump(graph, with_locs=True),
             "form": module.form,

@@ -12,14 +12,15 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.diagnostics import UNKNOWN_LOC, Loc
+from shardwright.compiler.diagnostics import UNKNOWN_LOC, DiagnosticError, Loc
 
 UNNAMED = "-"
 """The file MLIR gives to places in text and bytes without a name."""
@@ -45,9 +46,21 @@ _NOWHERE = "<"  # of code in no file: Python's own machinery of imports, what a 
 _TRACERS = ("capture.py", "state.py", "train_step.py")
 _CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in _TRACERS}
 _MODELS = "orchestrator/models/"  # below the root; their code counts as the user's
-_ROWS = os.path.join(_PACKAGE, "frontend", "pytorch", "")
-"""Functions that stand for operators of torch's: below them is the code that called the operator.
+_ROWS = tuple(os.path.join(_PACKAGE, "frontend", name, "") for name in ("pytorch", "onnx"))
+"""Functions that stand for operators of others: below them is the code that called the operator.
 """
+
+
+@contextmanager
+def named_file(name: str) -> Iterator[None]:
+    """Say the name of a model file in errors whose place is inside of one."""
+    try:
+        yield
+    except DiagnosticError as error:
+        d = error.diagnostic
+        if d.loc is None or d.loc.file != MODULE_FILE:
+            raise
+        raise type(error)(d.code, d.message, replace(d.loc, file=name), d.hint) from error
 
 
 class LocationReader:

@@ -16,6 +16,7 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend.capture import ArgInfo, Captured
+from shardwright.compiler.frontend.detect import Asked
 from shardwright.compiler.frontend.isolated import Reader
 from shardwright.compiler.frontend.roles import Use, check_parameters, roles_of
 from shardwright.compiler.frontend.task import TrainTask
@@ -53,7 +54,7 @@ def module_task(path: Path, tokens_per_sample: int = 0) -> TrainTask:
             "SW_MODEL", f"model.hlo: cannot read {path}: {error.strerror or error}"
         ) from error
     with Reader() as reader:  # XLA may end the process that reads a damaged file
-        graph, module = reader.read(data, str(path.parent), Profile(), as_step=True)
+        graph, module = reader.read(data, str(path.parent), Profile(), asked=Asked(as_step=True))
     if module.facts.mesh or module.facts.shardings:
         raise _refused(path, "the step of one device", "one that is or asks to be partitioned")
     signature = _signature(path, graph, module.facts.aliases)

@@ -215,7 +215,7 @@ def _task(
         roles=settings.roles,
         batch_dim=settings.batch_dim,
         samples=_samples(batch, settings.batch_dim),
-        tokens_per_sample=settings.tokens_per_sample or _tokens(batch, settings.batch_dim),
+        tokens_per_sample=settings.tokens_per_sample or tokens_of(batch, settings.batch_dim),
         notes=tuple(f"{name} is a constant" for name in constants if shown.trees[name].leaves),
         name=settings.name or step_name(step),
     )
@@ -440,7 +440,7 @@ def repeated(batch: Any, count: int, dim: int) -> Iterator[Any]:
         first += count
 
 
-def _tokens(batch: Any, dim: int) -> int:
+def tokens_of(batch: Any, dim: int) -> int:
     """Tokens of a sample: those of the first array of whole numbers that has some; bytes are
     pixels and bits as well."""
     for _, leaf in named_leaves(BATCH, batch):

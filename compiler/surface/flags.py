@@ -124,9 +124,9 @@ _NEURONX: tuple[Flag, ...] = (
     _command(
         "framework",
         Kind.CHOICE,
-        "form of the model, which is found by its content (PYTORCH is ours)",
+        "form of the model, which is found by its content (PYTORCH and ONNX are ours)",
         _CLI,
-        values=("xla", "pytorch"),
+        values=("xla", "pytorch", "onnx"),
         default="xla",
     ),
     _command(
@@ -142,6 +142,13 @@ _NEURONX: tuple[Flag, ...] = (
         _CLI,
         aliases=("-o",),
         default="file.neff",
+    ),
+    _command(
+        "input-shape",
+        Kind.TEXT,
+        "sizes of dims that an ONNX model leaves open, batch=4, or of all dims of an input,"
+        " x=4x3x8x8, with commas between them",
+        "ours",
     ),
     _command(
         "compiler-version-profile",

@@ -64,6 +64,7 @@ class Command:
     strategy: str
     save_temps: bool
     dump_dir: str
+    input_shape: str
     fast_loading: bool
     fast_context_switch: bool
     scratchpad_page_mb: int
@@ -319,6 +320,7 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         verbose=_level(settings["verbose"]),
         save_temps="savetemps" in settings.get("pipeline", "").lower(),
         dump_dir=settings.get("dump_dir", ""),
+        input_shape=settings.get("input_shape", ""),
         scratchpad_page_mb=page,
         cache_dir=settings.get("cache_dir", ""),
         **{name: settings[name] for name in _AS_GIVEN},

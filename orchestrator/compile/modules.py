@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from shardwright.compiler.driver import Observer, compile_graph
 from shardwright.compiler.frontend.context import module_text
-from shardwright.compiler.frontend.detect import Module
+from shardwright.compiler.frontend.detect import Asked, Module
 from shardwright.compiler.frontend.rules.restrictions import check_outputs, check_types
 from shardwright.compiler.ir.analysis import count_ops, flops
 from shardwright.compiler.ir.serialize import dump
@@ -56,7 +56,12 @@ class Reading(Protocol):
     """What imports a module: a child process for files of others, or this one."""
 
     def read(
-        self, data: bytes, base_dir: str, profile: Profile, name: str = ...
+        self,
+        data: bytes,
+        base_dir: str,
+        profile: Profile,
+        name: str = ...,
+        asked: Asked = ...,
     ) -> tuple[Graph, Module]:
         """The graph of a file's content, and what the file held."""
         ...
@@ -108,7 +113,9 @@ def _read(
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
     with log.stage("import"):
-        graph, module = reader.read(data, os.getcwd(), resolved.command.profile, str(file))
+        asked = Asked(folder=str(file.parent), input_shape=resolved.command.input_shape)
+        profile = resolved.command.profile
+        graph, module = reader.read(data, os.getcwd(), profile, str(file), asked)
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
         check_outputs(graph, resolved.command.profile)
         for one in (graph, *module.facts.regions):

@@ -109,7 +109,7 @@ def add_job_flags(parser: argparse.ArgumentParser, own: Sequence[str] = ()) -> N
     parser.add_argument(
         "--model",
         help="config.json or its folder, module:function, file.py:function, a lowered step (.hlo,"
-        f" .mlir, ...), or a preset: {preset_list()}",
+        f" .mlir, ...), an ONNX model, or a preset: {preset_list()}",
     )
     parser.add_argument(
         "--mesh",
@@ -248,7 +248,12 @@ def changed_keys(name: str, value: str) -> config.Keys:
     return {f"{table}.{key}": value}
 
 
-LOWERED = (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin", ".pt2")
+ENDINGS = {
+    "config": (".json",),
+    "hlo": (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin", ".pt2"),
+    "onnx": (".onnx",),
+}
+"""Key of `[model]` -> how the names of its files end."""
 
 
 def _model_flag(model: str | None) -> dict[str, str]:
@@ -275,8 +280,9 @@ def _model_key(model: str) -> tuple[str, str]:
         )
     if _is_folder(path, model):
         return "config", str((path / "config.json").resolve())
-    if model.endswith((".json", *LOWERED)):
-        return "config" if model.endswith(".json") else "hlo", str(path.resolve())
+    kind = next((key for key, ends in ENDINGS.items() if model.endswith(ends)), "")
+    if kind:
+        return kind, str(path.resolve())
     return "preset", model
 
 
@@ -312,7 +318,7 @@ def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
     """Words that say the same as the flags of `args` to a command that is given elsewhere: the
     file of a model is named from `folder`, where the job file lies."""
     given = _given(args)
-    for key in ("model.config", "model.hlo"):
+    for key in ("model.config", "model.hlo", "model.onnx"):
         if given.get(key) and not is_text(given[key]):
             given[key] = os.path.relpath(given[key], folder)
     if os.path.isabs(entry := given.get("model.entry") or ""):

@@ -1,5 +1,5 @@
 """The training task a job names: a preset, a Hugging Face `config.json`, the user's own
-function, or a lowered step."""
+function, a lowered step, or an ONNX model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.entry import entry_names, load_task
+from shardwright.compiler.frontend.locations import named_file
 from shardwright.compiler.frontend.task import Mode, TrainTask
+from shardwright.compiler.neff.format import MAX_FILE_BYTES
+from shardwright.compiler.support.files import read_regular
 from shardwright.orchestrator.config.config import KEYS, JobConfig, Keys
 from shardwright.orchestrator.config.model_file import is_text, model_config, model_path
 from shardwright.orchestrator.models.presets import preset_task
@@ -23,7 +26,7 @@ from shardwright.orchestrator.validation.recipes import recipe
 if TYPE_CHECKING:
     from shardwright.orchestrator.models.adapters import Lora
 
-MODELS = ("preset", "config", "entry", "hlo", "recipe")
+MODELS = ("preset", "config", "entry", "hlo", "onnx", "recipe")
 """The keys of `[model]` that name one."""
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 _CONFIG_TYPES = {"bfloat16": "bfloat16", "float16": "bfloat16"}
@@ -51,7 +54,7 @@ def resolve_task(job: JobConfig) -> TrainTask:
         raise UsageError(
             "SW_MODEL_SETTING",
             f"model.generator = {model.generator!r} requires a step of your own (model.entry), got"
-            f" {model.preset or model.config or model.hlo or model.recipe}",
+            f" {model.preset or model.config or model.hlo or model.onnx or model.recipe}",
             hint="leave the setting out: presets and configs draw nothing, and lowered steps and"
             " recipes say themselves what draws",
         )
@@ -142,6 +145,8 @@ def _ours(job: JobConfig) -> TrainTask:
 
         _refuse_settings(job, "lowered", ("model.seq_len",))
         return module_task(model_path(job), model.seq_len)
+    if model.onnx:
+        return _of_onnx(job)
     if model.preset:
         return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
     from shardwright.orchestrator.models.config_task import train_task
@@ -150,6 +155,24 @@ def _ours(job: JobConfig) -> TrainTask:
         return train_task(config, seq_len=model.seq_len, name=name, **_options(job))
 
     return _of_file(job, made)
+
+
+def _of_onnx(job: JobConfig) -> TrainTask:
+    """The task of an ONNX model, with the optimizer of the job. Raises UsageError."""
+    from shardwright.compiler.frontend.onnx.training import train_task
+    from shardwright.orchestrator.models.blocks import make_optimizer
+
+    model, path = job.model, model_path(job)
+    _refuse_settings(job, "an ONNX model", ("model.optimizer", "model.learning_rate", "model.clip"))
+    try:
+        data = read_regular(path, MAX_FILE_BYTES)
+    except OSError as error:
+        raise UsageError(
+            "SW_MODEL", f"model.onnx: cannot read {path}: {error.strerror or error}"
+        ) from error
+    transformation = make_optimizer(model.optimizer, model.learning_rate, model.clip)
+    with named_file(str(path)):
+        return train_task(path, data, model.loss, transformation, model.input_shape)
 
 
 def _of_file(job: JobConfig, made: Callable[[dict[str, Any], str], TrainTask]) -> TrainTask:
@@ -190,13 +213,15 @@ def own_settings(job: JobConfig) -> Keys:
 
 def _refuse_settings(job: JobConfig, what: str, obeyed: Sequence[str]) -> None:
     """Refuse what a step that is `what` cannot obey. Raises UsageError."""
-    instead = "lower the step again with it" if job.model.hlo else "take a preset or a config"
+    instead = "take a preset or a config"
+    if job.model.hlo or job.model.onnx:
+        instead = "lower the step again with it" if job.model.hlo else "export the model with it"
     for key, value in own_settings(job).items():
         if key not in obeyed:
             raise UsageError(
                 "SW_MODEL_SETTING",
                 f"{key} = {value!r} requires a step that is built here, got"
-                f" {job.model.hlo or job.model.recipe}, which is {what}",
+                f" {job.model.hlo or job.model.onnx or job.model.recipe}, which is {what}",
                 hint=f"leave the setting out, or {instead}",
             )
 
@@ -297,7 +322,8 @@ def source_files(job: JobConfig) -> Iterable[Path]:
     if job.model.config:
         model_config(job)  # which says what is wrong with it
         return [] if is_text(job.model.config) else [model_path(job)]
-    if job.model.hlo and model_path(job).is_file():  # else the task says what is wrong
+    is_one = bool(job.model.hlo or job.model.onnx)
+    if is_one and model_path(job).is_file():  # else the task says what is wrong
         return [model_path(job)]
     return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []
 

@@ -27,7 +27,7 @@ def _read_names(value: Any) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `recipe`."""
+    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `onnx`, `recipe`."""
 
     preset: str = named("", preset_names)
     """Name of a published architecture (`llama2-70b`)."""
@@ -44,6 +44,10 @@ class ModelConfig:
     """Path of a lowered step (HLO, StableHLO or jax.export content), relative to the job file; for
     timing only. Its samples are those that are in flight at a time: `strategy.micro_batch` on all
     data-parallel ranks."""
+
+    onnx: str = ""
+    """Path of an ONNX model, relative to the job file: its floating-point initializers are
+    parameters, and `loss` says what its results are trained for (docs/onnx.md)."""
 
     recipe: str = named("", recipe_names)
     """Name of a published run: its model, and its layout, batches and software where nothing else
@@ -69,6 +73,14 @@ class ModelConfig:
     capacity_factor: float = limited(0.0, 0.0, 1e3)
     """Rows that an expert takes of a sequence, as a multiple of its even share; rows beyond them
     keep their residual alone. 0: as many as choose it, no row is dropped."""
+
+    loss: str = ""
+    """What an ONNX model is trained for: cross_entropy or mse of its first result and a target, or
+    the name of a result that is one number."""
+
+    input_shape: str = ""
+    """Sizes of dims that an ONNX model leaves open beside its samples: `seq=128`, or of all dims of
+    an input, `x=4x3x8x8`, with commas between them."""
 
     lora_r: int = limited(0, 0, MOST)
     """Rank of low-rank adapters (LoRA), which are trained in place of the model; 0: none, the model

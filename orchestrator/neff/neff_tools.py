@@ -30,8 +30,8 @@ from shardwright.compiler.neff.bundle import load_bundle, read_program
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.surface.releases import profile
-from shardwright.compiler.surface.timeline import behaviour
 from shardwright.compiler.surface.resolve import find_target
+from shardwright.compiler.surface.timeline import behaviour
 from shardwright.orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
 from shardwright.orchestrator.terminal.outputs import writing
 from shardwright.orchestrator.terminal.terminal import console, one_line, say, say_json

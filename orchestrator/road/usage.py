@@ -47,14 +47,16 @@ def _check_model(job: JobConfig, is_here: bool) -> None:
     if is_text(model.config):
         model_config(job)
         return
-    path = model_path(job) if model.config or model.hlo else None
-    if path is None or (not is_here and _may_be_there(model.config or model.hlo)):
+    given = model.config or model.hlo or model.onnx
+    path = model_path(job) if given else None
+    if path is None or (not is_here and _may_be_there(given)):
         return
     if model.config:
         read_config(path)
     elif not path.is_file():
         missing = os.strerror(errno.ENOENT)
-        raise UsageError("SW_MODEL", f"model.hlo: cannot read {path}: {missing}")
+        key = "hlo" if model.hlo else "onnx"
+        raise UsageError("SW_MODEL", f"model.{key}: cannot read {path}: {missing}")
 
 
 def _may_be_there(path: str) -> bool:

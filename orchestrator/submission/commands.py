@@ -13,7 +13,7 @@ from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.arguments import asked_of, lazily, with_values
 from shardwright.orchestrator.config.config import words_of
 from shardwright.orchestrator.config.job_flags import (
-    LOWERED,
+    ENDINGS,
     add_job_flags,
     as_words,
     job_config,
@@ -112,7 +112,7 @@ def _submit(args: argparse.Namespace) -> int:
 
 def _are_models(files: Sequence[Path]) -> bool:
     """Whether model files are given, and not jobs. Raises UsageError for some of each."""
-    models = [file for file in files if file.name.endswith(LOWERED)]
+    models = [file for file in files if file.name.endswith(ENDINGS["hlo"])]
     if models and len(models) < len(files):
         raise UsageError(
             "SW_USAGE",

@@ -23,7 +23,7 @@ from shardwright.compiler.diagnostics import (
     ImportRuleError,
     UsageError,
 )
-from shardwright.compiler.frontend.detect import Module, import_file
+from shardwright.compiler.frontend.detect import AS_IT_IS, Asked, Module, import_file
 from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.pytorch.splitting import (
     SMALL,
@@ -164,10 +164,15 @@ class _InProcess:
     """A reader of modules that were lowered here, which need no child process."""
 
     def read(
-        self, data: bytes, base_dir: str, profile: Profile, name: str = MODULE_FILE
+        self,
+        data: bytes,
+        base_dir: str,
+        profile: Profile,
+        name: str = MODULE_FILE,
+        asked: Asked = AS_IT_IS,
     ) -> tuple[Graph, Module]:
         """The graph of a module, and what was in it."""
-        return import_file(data, base_dir, checks_for(profile))
+        return import_file(data, base_dir, checks_for(profile), asked)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from shardwright import plan  # noqa: E402
 from shardwright.compiler.diagnostics import DiagnosticError, UsageError  # noqa: E402
-from shardwright.compiler.frontend.detect import import_file, read_module  # noqa: E402
+from shardwright.compiler.frontend.detect import Asked, import_file, read_module  # noqa: E402
 from shardwright.orchestrator.cli import main  # noqa: E402
 
 BOUND = 1e-5
@@ -131,7 +131,7 @@ def test_results_under_keys_have_their_names() -> None:
 
 def test_a_step_requires_a_loss(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="SW_TORCH_LOSS"):
-        read_module(saved(torch.nn.Linear(2, 3), torch.ones(1, 2)), as_step=True)
+        read_module(saved(torch.nn.Linear(2, 3), torch.ones(1, 2)), Asked(as_step=True))
 
 
 REFUSED = {

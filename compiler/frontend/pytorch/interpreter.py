@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import UsageError
@@ -47,6 +47,7 @@ from shardwright.compiler.frontend.pytorch.recomputing import computed_again, re
 from shardwright.compiler.frontend.pytorch.regions import CHECKPOINT, ENTER, evaluated, region_of
 from shardwright.compiler.frontend.pytorch.sizes import Sizes, is_pointwise, unknown_of
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
+from shardwright.compiler.frontend.written_at import called_at
 
 if TYPE_CHECKING:
     import torch
@@ -207,7 +208,7 @@ class _Run:
             else:
                 call = partial(self._row(node, name), *args, **kwargs)
             with jax.named_scope(module_path(node).replace(".", "/")):
-                found = _at(frames(node), call)
+                found = called_at(frames(node), call)
             return [None, found] if has_token else _typed(found, node.meta.get("val"))
 
     def _number(self, node: torch.fx.Node, args: Sequence[Any]) -> Any:
@@ -355,19 +356,3 @@ def _typed(found: Any, said: Any) -> Any:
     if isinstance(found, Selected):
         return replace(found, array=found.array.astype(numpy_type(said.dtype)))
     return jnp.asarray(found).astype(numpy_type(said.dtype))
-
-
-def _at(stack: Sequence[tuple[str, int]], call: Callable[[], Any]) -> Any:
-    """What `call` returns, called below frames of the given files and lines."""
-    for file, line in stack:
-        call = partial(_frame(file, line), call)
-    return call()
-
-
-@cache
-def _frame(file: str, line: int) -> Callable[[Callable[[], Any]], Any]:
-    """A function that calls what it is given on a line of a file."""
-    names: dict[str, Any] = {}
-    exec(compile("\n" * (line - 1) + "def at(call): return call()", file, "exec"), names)
-    made: Callable[[Callable[[], Any]], Any] = names["at"]
-    return made

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.capture import Lowered, function_artifact
 from shardwright.compiler.frontend.pytorch.archive import read_program, refused
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
@@ -41,15 +42,6 @@ if TYPE_CHECKING:
 
 LOSS, GRADIENT = "LOSS_OUTPUT", "GRADIENT_TO_PARAMETER"
 """Kinds of results of a joint graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A program as a portable StableHLO artifact, with names of its arguments and results."""
-
-    artifact: bytes
-    arguments: tuple[str, ...]
-    results: tuple[str, ...]
 
 
 def lowered_file(data: bytes, as_step: bool = False) -> Lowered:
@@ -150,7 +142,7 @@ class _Program:
             return [*kept, *changed.values()]
 
         changed = [f"next/{name}" for name in self.exported.results if name]
-        artifact = _artifact(call, list(saved.values()), list(self.inputs.values()))
+        artifact = function_artifact(call, list(saved.values()), list(self.inputs.values()))
         results = [*filter(None, own), *changed]
         return Lowered(artifact, (*saved, *self.inputs), tuple(results))
 
@@ -193,7 +185,7 @@ class _Program:
             return optax.apply_updates(params, updates), own, state, loss
 
         inputs = list(self.inputs.values())
-        artifact = _artifact(step, params, buffers, state, inputs)
+        artifact = function_artifact(step, params, buffers, state, inputs)
         parts = (("params", params), ("buffers", buffers), ("opt_state", state))
         names = [name for prefix, part in parts for name, _ in named_leaves(prefix, part)]
         return Lowered(artifact, (*names, *self.inputs), (*names, "loss"))
@@ -257,11 +249,3 @@ def _shape(tensor: Any) -> Any:
     import jax
 
     return jax.ShapeDtypeStruct(tuple(tensor.shape), np.dtype(numpy_type(tensor.dtype)))
-
-
-def _artifact(function: Any, *shapes: Any) -> bytes:
-    import jax
-
-    from shardwright.compiler.frontend.capture import artifact_of
-
-    return artifact_of(jax.jit(function, keep_unused=True).trace(*shapes))

@@ -33,6 +33,7 @@ from shardwright.compiler.frontend.pytorch.places import WRAPPED
 from shardwright.compiler.frontend.pytorch.types import array_of, numpy_type
 from shardwright.compiler.frontend.task import BATCH, TrainTask
 from shardwright.compiler.frontend.train_step import repeated
+from shardwright.compiler.frontend.updates import trained_of, updated
 
 if TYPE_CHECKING:
     import torch
@@ -222,7 +223,7 @@ class _Step:
             {name: jax.numpy.asarray(array_of(tensor)) for name, tensor in tensors.items()}
             for tensors in self.tensors()
         )
-        return params, buffers, self.transformation.init(self._own(params))
+        return params, buffers, self.transformation.init(trained_of(params, self.trained))
 
     def shapes(self) -> tuple[Any, ...]:
         """The state without values."""
@@ -231,33 +232,25 @@ class _Step:
         params, buffers = (
             {name: _shape(tensor) for name, tensor in tensors.items()} for tensors in self.tensors()
         )
-        return params, buffers, jax.eval_shape(self.transformation.init, self._own(params))
-
-    def _own(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters that are trained."""
-        return {name: leaf for name, leaf in params.items() if name in self.trained}
+        return (
+            params,
+            buffers,
+            jax.eval_shape(self.transformation.init, trained_of(params, self.trained)),
+        )
 
     def step(
         self, params: Any, buffers: Any, opt_state: Any, batch: Any, dropout_key: Any = None
     ) -> Any:
         """(params, buffers, opt_state, metrics) after one step."""
-        import jax
-        import optax
-
         exported = self.exported(self.leaves.count(batch))
         inputs = self.leaves.ordered(batch)
 
-        def loss_of(params: Any) -> tuple[Any, Any]:
-            values = Values({**params, **frozen}, buffers, inputs, dropout_key)
-            (loss,), changed = evaluate(exported, values)
+        def loss_of(params: Mapping[str, Any]) -> tuple[Any, Any]:
+            (loss,), changed = evaluate(exported, Values(params, buffers, inputs, dropout_key))
             return loss, changed
 
-        own = self._own(params)
-        frozen = {name: leaf for name, leaf in params.items() if name not in own}
-        (loss, changed), gradients = jax.value_and_grad(loss_of, has_aux=True)(own)
-        updates, opt_state = self.transformation.update(gradients, opt_state, own)
-        updated = optax.apply_updates(own, updates)
-        return {**frozen, **updated}, {**buffers, **changed}, opt_state, {"loss": loss}
+        new = updated(loss_of, params, self.trained, self.transformation, opt_state)
+        return new.params, {**buffers, **new.beside}, new.opt_state, {"loss": new.loss}
 
     @cached_property
     def trained(self) -> frozenset[str]:

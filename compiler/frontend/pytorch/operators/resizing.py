@@ -53,12 +53,12 @@ def _cubic(old: int, new: int, factor: float | None, align: bool) -> Weights:
     part = (source - low).astype(np.float32)
     found = np.zeros((new, old), np.float32)
     for tap in range(-1, 3):
-        weight = _keys(np.abs(part - np.float32(tap)), np.float32(-0.75))
+        weight = cubic_kernel(np.abs(part - np.float32(tap)), np.float32(-0.75))
         np.add.at(found, (np.arange(new), np.clip(low + tap, 0, old - 1).astype(int)), weight)
     return found
 
 
-def _keys(x: Weights, a: np.float32) -> Weights:
+def cubic_kernel(x: Weights, a: float | np.float32) -> Weights:
     """Keys' cubic kernel at distances x."""
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -90,7 +90,7 @@ def _triangle(x: Weights) -> Weights:
 
 
 def _sharper(x: Weights) -> Weights:
-    return _keys(x, np.float32(-0.5))
+    return cubic_kernel(x, np.float32(-0.5))
 
 
 def _factors(factors: Any, dims: int) -> tuple[float | None, ...]:
@@ -138,11 +138,11 @@ def _nearest(place: Place, x: Any, factors: Any, offset: float) -> Any:
         old, new = x.shape[dim], place.shape[dim]
         scale = np.float32(_scale(old, new, factor, False))
         places = np.floor((np.arange(new, dtype=np.float32) + np.float32(offset)) * scale)
-        x = _taken(x, dim, np.minimum(places, old - 1).astype(np.int32))
+        x = taken(x, dim, np.minimum(places, old - 1).astype(np.int32))
     return x
 
 
-def _taken(x: Any, dim: int, places: Any) -> Any:
+def taken(x: Any, dim: int, places: Any) -> Any:
     """x at known places of a dim: repeated or sliced where that is what they say."""
     old, new = x.shape[dim], len(places)
     if new % old == 0 and (places == np.arange(new) // (new // old)).all():

@@ -1,0 +1,112 @@
+"""An ONNX model as a function of its weights and inputs, and as StableHLO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardwright.compiler.frontend.capture import Lowered, function_artifact
+from shardwright.compiler.frontend.locations import MODULE_FILE
+from shardwright.compiler.frontend.onnx.errors import untyped
+from shardwright.compiler.frontend.onnx.interpreter import (
+    check_operators,
+    evaluate,
+    frozen_operands,
+    known_operands,
+)
+from shardwright.compiler.frontend.onnx.model import Model, read_model
+from shardwright.compiler.frontend.onnx.sizes import Sizes
+from shardwright.compiler.frontend.onnx.tensors import Array, computed_type, narrowed
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model that can be computed."""
+
+    model: Model
+
+    @classmethod
+    def read(cls, data: bytes, folder: Path, file: str = MODULE_FILE) -> Program:
+        """That of a file, as of `read_model`. Raises ImportRuleError as that, and for operators
+        without a row."""
+        model = read_model(data, folder, file)
+        check_operators(model)
+        return cls(model)
+
+    @cached_property
+    def weights(self) -> dict[str, Array]:
+        """Initializers that are arguments of a program, by name: numbers of a weight's type, with
+        a dim that no row has to know."""
+        known = known_operands(self.model)
+        return {
+            name: narrowed(array)
+            for name, array in self.model.graph.constants.items()
+            if name not in known and array.ndim and _is_weight(array)
+        }
+
+    @cached_property
+    def trained(self) -> set[str]:
+        """Weights that training changes."""
+        frozen = frozen_operands(self.model)
+        return {n for n, w in self.weights.items() if w.dtype.kind not in "iu" and n not in frozen}
+
+    @property
+    def results(self) -> list[str]:
+        """Names of its results."""
+        return [output.name for output in self.model.graph.outputs]
+
+    def inputs(self, sizes: Sizes) -> dict[str, Any]:
+        """Inputs without values. Raises UsageError, ImportRuleError for dims without a size."""
+        import jax
+
+        shapes, found = sizes.shapes(self.model.graph), {}
+        for value in self.model.graph.inputs:
+            if value.dtype is None:
+                raise untyped(f"input {value.name}", "a value without a type")
+            dtype = computed_type(value.dtype)
+            found[value.name] = jax.ShapeDtypeStruct(shapes[value.name], dtype)
+        return found
+
+    def __call__(self, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its results by name."""
+        import jax.numpy as jnp
+
+        given = {name: jnp.asarray(value) for name, value in {**weights, **inputs}.items()}
+        results = evaluate(self.model, given)
+        return {
+            name: jnp.asarray(narrowed(value) if isinstance(value, np.ndarray) else value)
+            for name, value in zip(self.results, results, strict=True)
+        }
+
+
+def _is_weight(array: Array) -> bool:
+    """Whether an array may be a weight: larger whole numbers are shapes and indices."""
+    return array.dtype.kind not in "biu" or (array.dtype.kind in "iu" and array.itemsize == 1)
+
+
+def lowered_file(data: bytes, folder: Path, input_shape: str) -> Lowered:
+    """The model of a file in a folder as a program of (weights, inputs).
+
+    Raises: ImportRuleError as `Program`; UsageError for sizes that do not fit.
+    """
+    program = Program.read(data, folder)
+    inputs, weights = program.inputs(Sizes.of(input_shape)), _shapes(program.weights)
+
+    def call(given: Any, values: Any) -> list[Any]:
+        by_name = dict(zip(weights, given, strict=True)), dict(zip(inputs, values, strict=True))
+        found = program(*by_name)
+        return [found[name] for name in program.results]
+
+    artifact = function_artifact(call, list(weights.values()), list(inputs.values()))
+    return Lowered(artifact, (*weights, *inputs), tuple(program.results))
+
+
+def _shapes(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    import jax
+
+    return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}

@@ -1,0 +1,26 @@
+"""docs/onnx.md lists every row of the table, and the table is what was promised."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.compiler.frontend.onnx.operators import ONNX
+from shardwright.compiler.frontend.onnx.operators.registry import Row
+from tests.compiler.frontend.onnx.promised import OPERATORS
+from tests.support.onnx_page import PAGE, page
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run `make docs`"
+
+
+def test_the_operators_that_were_promised_have_rows() -> None:
+    assert {row.operator for row in ONNX} == set(OPERATORS) and len(OPERATORS) == 157
+
+
+def test_an_operator_has_one_row_from_an_opset_on() -> None:
+    old, new = (ONNX.find("Squeeze", opset) for opset in (12, 13))
+    assert old is not None and new is not None and (old.since, new.since) == (1, 13)
+    assert ONNX.find("Scatter", 10) is not None and ONNX.find("Scatter", 11) is None
+    with pytest.raises(KeyError, match="two rows"):
+        ONNX.add(Row("Squeeze", 13, print))
