@@ -41,6 +41,7 @@ from shardwright.orchestrator.submission import commands as submission
 from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.terminal.age import FLAG, again
 from shardwright.orchestrator.terminal.terminal import adapt, say
+from shardwright.orchestrator.triton import commands as triton
 from shardwright.orchestrator.values import commands as values
 from shardwright.orchestrator.whatif import commands as whatif
 
@@ -162,7 +163,7 @@ def _parser() -> Parser:
     _opt_parser(verbs)
     _nccom_parser(verbs)
     _neff_parsers(verbs)
-    for room in (reports, submission, cache, values, doctor):
+    for room in (triton, reports, submission, cache, values, doctor):
         room.add_verbs(verbs)
     return parser
 

@@ -18,30 +18,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 _LENGTH = struct.Struct("<Q")
 _CHUNK = 1 << 20
 _SAYS_WITHIN_S = 2.0
+_ENDS_WITHIN_S = 10.0  # a process that closed its pipes, or was killed
+_LOOK_S = 0.05  # from one look at whether an answer is still wanted to the next
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _FRAME = re.compile(r'File "[^"]*?(compiler/[^"]+)", line (\d+) in (\S+)\n')
 """A line of `faulthandler` about code of this package."""
 
 
-class Child:
-    """A process that runs `command` and answers requests. Raises OSError when it cannot start."""
+class UnwantedError(Exception):
+    """Nobody wants the answer any more."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+
+class Child:
+    """A process that runs `command` and answers requests; `environment` is added to ours. Raises
+    OSError when it cannot start. No call waits without an end."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         root = str(Path(__file__).parents[3])  # last: modules of a user may have any name
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115, until `end`
         try:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+                env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._noise,
@@ -49,18 +60,20 @@ class Child:
         except OSError:
             self._noise.close()
             raise
+        assert self.process.stdin
+        os.set_blocking(self.process.stdin.fileno(), False)  # a child that does not read is late
 
-    def ask(self, request: bytes, timeout_s: float) -> bytes:
+    def ask(
+        self, request: bytes, timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
+    ) -> bytes:
         """The answer to `request`. Raises TimeoutError after so many seconds, EOFError when the
-        child has ended: it is of no use then, but `doing`, `ended` and `end`."""
-        deadline = time.monotonic() + timeout_s
+        child has ended, UnwantedError when `is_wanted`, which is asked while we wait, says no: it
+        is of no use then, but `doing`, `ended` and `end`."""
+        limit = _Limit(time.monotonic() + timeout_s, is_wanted)
         assert self.process.stdin and self.process.stdout
-        try:
-            _send(self.process.stdin, request)
-        except BrokenPipeError:
-            raise EOFError from None
-        (size,) = _LENGTH.unpack(_receive(self.process.stdout, _LENGTH.size, deadline))
-        return _receive(self.process.stdout, size, deadline)
+        limit.write(self.process.stdin, _LENGTH.pack(len(request)) + request)
+        (size,) = _LENGTH.unpack(limit.read(self.process.stdout, _LENGTH.size))
+        return limit.read(self.process.stdout, size)
 
     def doing(self) -> str:
         """What it works on, innermost first; empty when it cannot say."""
@@ -78,7 +91,11 @@ class Child:
 
     def ended(self) -> tuple[int, str]:
         """The status of a child that ends (minus the signal), and what it printed."""
-        status = self.process.wait()
+        try:
+            status = self.process.wait(_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:  # it closed its pipe, and stays
+            self.process.kill()
+            status = -signal.SIGKILL
         self._noise.seek(0)
         return status, self._noise.read().decode(errors="replace")
 
@@ -94,7 +111,8 @@ class Child:
     def end(self) -> None:
         """Kill it."""
         self.process.kill()
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):  # it waits for a disk
+            self.process.wait(_ENDS_WITHIN_S)
         assert self.process.stdin and self.process.stdout
         with suppress(BrokenPipeError):  # what it never read
             self.process.stdin.close()
@@ -119,17 +137,44 @@ def _send(pipe: IO[bytes], data: bytes) -> None:
     pipe.flush()
 
 
-def _receive(pipe: IO[bytes], size: int, deadline: float) -> bytes:
-    """`size` bytes of an unbuffered or empty-buffered pipe. Raises TimeoutError, EOFError."""
-    parts, missing = [], size
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while missing:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """How long a pipe is waited for: until `deadline` (monotonic seconds), while `is_wanted`."""
+
+    deadline: float
+    is_wanted: Callable[[], bool]
+
+    def write(self, pipe: IO[bytes], data: bytes) -> None:
+        """Write all of `data` to a pipe that does not block. Raises as `Child.ask`."""
+        rest = memoryview(data)
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_WRITE)
+            while rest:
+                self._await(selector)
+                try:
+                    rest = rest[os.write(pipe.fileno(), rest[:_CHUNK]) :]
+                except BlockingIOError:  # room for less than a page
+                    continue
+                except BrokenPipeError:
+                    raise EOFError from None
+
+    def read(self, pipe: IO[bytes], size: int) -> bytes:
+        """`size` bytes of an unbuffered or empty-buffered pipe. Raises as `Child.ask`."""
+        parts, missing = [], size
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while missing:
+                self._await(selector)
+                part = os.read(pipe.fileno(), min(missing, _CHUNK))
+                if not part:
+                    raise EOFError
+                parts.append(part)
+                missing -= len(part)
+        return b"".join(parts)
+
+    def _await(self, selector: selectors.BaseSelector) -> None:
+        while not selector.select(max(0.0, min(self.deadline - time.monotonic(), _LOOK_S))):
+            if time.monotonic() >= self.deadline:
                 raise TimeoutError
-            part = os.read(pipe.fileno(), min(missing, _CHUNK))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            missing -= len(part)
-    return b"".join(parts)
+            if not self.is_wanted():
+                raise UnwantedError

@@ -68,9 +68,9 @@ def _beside(bundle: Path, name: str, sha: str) -> Container:
     return container
 
 
-def open_program(path: Path, name: str = "") -> ProgramFile:
-    """The program of a file; `name` picks one where there are several. Raises LoadError for damage,
-    UsageError for a name that is missing or unknown."""
+def program_container(path: Path, name: str = "") -> Container:
+    """The container of a program; `name` picks one where a file has several. Raises LoadError for
+    damage, UsageError for a name that is missing or unknown."""
     found = programs_of(path)
     if not name and len(found) == 1:
         (name,) = found
@@ -81,7 +81,13 @@ def open_program(path: Path, name: str = "") -> ProgramFile:
             f"{path} holds programs {', '.join(found)}; got {given}",
             hint=f"add --program {(*nearest(name, found), *found)[0]}",
         )
-    return ProgramFile(read_program(found[name]), found[name].meta)
+    return found[name]
+
+
+def open_program(path: Path, name: str = "") -> ProgramFile:
+    """The program of a file. Raises as `program_container`."""
+    container = program_container(path, name)
+    return ProgramFile(read_program(container), container.meta)
 
 
 def export(bundle: Path, core: int, output: Path) -> int:

@@ -175,10 +175,10 @@ def _run_values(
 
     program, given = opened.program, dict[str, np.ndarray]()
     for file in inputs:
-        given |= _inputs(program, file)
+        given |= inputs_of(program, file)
     watch = IndexWatch(options.strict_indices, _unchecked(opened.meta))
     with _rounding(options.seed):
-        results = run_single(program, given, options.level, watch, Ranks(*_mesh_of(opened)))
+        results = run_single(program, given, options.level, watch, Ranks(*mesh_of(opened)))
     for finding in watch.findings:
         say(finding.render(), err=True)
     names = {f"out{k}": name for k, name in enumerate(program.outputs)}
@@ -195,7 +195,7 @@ def _unchecked(meta: Mapping[str, Any]) -> str:
     return f"neuronx-cc {made_as} does not check indices, {since} is the first that does"
 
 
-def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:
+def inputs_of(program: Program, file: Path) -> dict[str, np.ndarray]:
     """The inputs that a file has, by the program's names: `arg0`, `arg1`, ...; of the outputs of
     another program those with these names; arrays of these names; and where there are none, `out0`,
     `out1`, ... in order. Raises
@@ -218,7 +218,7 @@ def _inputs(program: Program, file: Path) -> dict[str, np.ndarray]:
     return {name: array.of_type(dtypes[name]) for name, array in found.items()}
 
 
-def _mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+def mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
     """The mesh a program's collectives are over, and its inputs that are coordinates along it."""
     mesh = dict(opened.meta.get("mesh", ()))
     coordinates = {n: tuple(axes) for n, axes in opened.meta.get("coordinates", ())}
@@ -238,7 +238,7 @@ def _print_time(opened: ProgramFile, target: Target) -> None:
     from shardwright.sim_cluster.timing.macro import Stretch, program_macros
 
     program = opened.program
-    mesh, _ = _mesh_of(opened)
+    mesh, _ = mesh_of(opened)
     if mesh:
         total, where = _step_ps(opened, target, mesh), f"on {math.prod(mesh.values())} cores"
     else:
