@@ -106,7 +106,7 @@ class Settings:
         """The fields that are compile options."""
         names = CompileOptions.__dataclass_fields__
         options = CompileOptions(**{k: v for k, v in self.values.items() if k in names})
-        narrow = not self.profile.is_own and self.profile.has("saturates_transposes_only")
+        narrow = not (self.profile.is_own or self.profile.has("saturate_any_operation"))
         return replace(options, saturate_before="transposes") if narrow else options
 
 
