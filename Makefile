@@ -23,7 +23,7 @@ SHORT := awk '/^ *Downloading .* MB\)/ { split($$2, name, "-"); print "  " name[
 COMMAND := $(VENV)/.command
 TESTS := $(VENV)/.tests
 
-.PHONY: help setup run test matrix everything exhaustive mutants forge modules check bench docs sessions count format
+.PHONY: help setup run test matrix everything exhaustive mutants forge modules check bench docs statements sessions count format
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -91,6 +91,9 @@ docs: setup ## write the generated pages of docs/
 	$(BIN)/python -m tests.support.timeline_page
 	$(BIN)/python -m tests.support.onnx_page
 	$(BIN)/python -m tests.support.models_page
+
+statements: setup ## run every statement of the vendor's documents and write their page (ten minutes)
+	$(BIN)/python -m tests.support.statements
 
 sessions: setup ## write what the commands of pages and examples print now (a quarter of an hour)
 	$(BIN)/python -m tests.support.console
