@@ -9,6 +9,16 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
 def mean_of_selected(x, y, w):
     return x[y != -100].mean()
 
@@ -362,3 +372,10 @@ class FusedAttention(torch.nn.Module):
     def forward(self, x, y, w):
         rows = x[y != -100].view(1, 1, -1, 8)
         return F.scaled_dot_product_attention(rows, rows, rows).sum() * w.sum()  # here
+
+
+class OwnBackward(torch.nn.Module):
+    """SW_TORCH_VALUES"""
+
+    def forward(self, x, y, w):
+        return (Doubled.apply(x[y != -100]) @ w).sum()  # here

@@ -191,7 +191,7 @@ def of_values(loc: Loc | None) -> UsageError:
     return UsageError(
         "SW_TORCH_VALUES",
         "a compiled step requires code that does not depend on values of tensors, got one that asks"
-        " for them: an `if`, a loop, `.item()`, `int(x)`, or a mask that selects rows",
+        " for them: an `if`, a loop, `.item()`, `int(x)`, or how many rows a mask selects",
         loc,
         "take torch.where or torch.cond for a branch, a fixed number of rows for a selection",
     )

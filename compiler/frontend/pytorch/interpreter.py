@@ -96,7 +96,7 @@ def evaluate(exported: Exported, values: Values) -> tuple[list[Any], dict[str, A
     for node, result in zip(parts, results, strict=True):
         if isinstance(result, Selected | Count):
             with at_line(node):
-                raise selected("rows that a mask, nonzero or unique selects as a result")
+                raise selected("rows that a mask or nonzero selects as a result")
     return [r for name, r in named if name == ""], {name: r for name, r in named if name}
 
 
@@ -228,6 +228,7 @@ class _Run:
         }
         row = partial(self._row, node, name)
         said = node.meta.get("val")
+        name = name or str(node.target)
         return called(Call(name, row, args, kwargs, said, self.sizes, masks), is_pointwise(node))
 
     def _row(
@@ -244,7 +245,7 @@ class _Run:
     def _place(self, node: torch.fx.Node, shape: tuple[int, ...] | None) -> Place:
         first = node.meta["val"]
         first = first[0] if isinstance(first, tuple | list) else first
-        given = next((a.meta.get("val") for a in node.args if hasattr(a, "meta")), None)
+        given: Any = next((a.meta.get("val") for a in node.args if hasattr(a, "meta")), None)
         is_in_order = True
         if hasattr(given, "is_contiguous") and not list(unknown_of(given)):
             is_in_order = bool(given.is_contiguous())
@@ -288,10 +289,12 @@ def check_static(node: torch.fx.Node) -> None:
             raise of_values(None)
         if hasattr(part, "dtype"):
             numpy_type(part.dtype)
-    given = [n.meta.get("val") for n in node.all_input_nodes]
-    is_of_rows = name not in CHECKS and bool(list(unknown_of([said, *given])))
-    if is_of_rows and not has_rule(name, is_pointwise(node)):
+    if name in CHECKS or has_rule(name, is_pointwise(node)):
+        return
+    if list(unknown_of([n.meta.get("val") for n in node.all_input_nodes])):
         raise of_rows(name)
+    if list(unknown_of(said)):
+        raise selected(f"a result of {name.removesuffix('.default')}, whose size does")
 
 
 def checked(exported: Exported) -> Exported:

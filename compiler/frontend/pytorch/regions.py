@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardwright.compiler.frontend.pytorch.operators.selections import Selected, of_rows
+from shardwright.compiler.frontend.pytorch.places import at_line
+
 if TYPE_CHECKING:
     import torch
 
@@ -237,6 +240,9 @@ def evaluated(region: Region, known: Known, run: Run) -> None:
         return (marked, [inside[n] for n in others if n in inside]), inside
 
     if region.kind == FUNCTION:
+        if any(isinstance(value, Selected) for value in values):
+            with at_line(region.enter):
+                raise of_rows("a torch.autograd.Function")
         results, more = _own_gradient(region, arrays, forward, run)(*values)
     else:
         body = jax.checkpoint(lambda values: forward(values, region.nodes)[0])

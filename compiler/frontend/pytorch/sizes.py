@@ -109,7 +109,8 @@ class _Alike:
             return tuple(map(self._key, part))
         if isinstance(part, dict):
             return tuple((name, self._key(each)) for name, each in sorted(part.items()))
-        return ("value", self._exact[part]) if part in self._exact else (type(part), part)
+        known = self._exact.get(part) if hasattr(part, "meta") else None
+        return (type(part).__name__, repr(part)) if known is None else known
 
 
 def _selects(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, Any]]:
@@ -117,13 +118,17 @@ def _selects(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, Any]]:
     import torch
 
     name, said = row_name(node.target), node.meta.get("val")
-    if name == "nonzero.default" and node.args[0].meta["val"].dtype is torch.bool:
+    if name == "nonzero.default" and _dtype(node.args[0]) is torch.bool:
         yield node.args[0], said.shape[0]
     if name == "index.Tensor":
         given = [n for n, mask in enumerate(node.args[1]) if mask is not None]
         mask = node.args[1][given[0]]
-        if len(given) == 1 and mask.meta["val"].dtype is torch.bool:
+        if len(given) == 1 and _dtype(mask) is torch.bool:
             yield mask, said.shape[given[0]]
+
+
+def _dtype(node: torch.fx.Node) -> Any:
+    return getattr(node.meta.get("val"), "dtype", None)
 
 
 def _symbols(found: Any) -> Any:

@@ -192,9 +192,10 @@ def arange(call: Call) -> Any:
     end = call.args[0] if len(call.args) == 1 else call.args[1]
     start = plain(call.args[0]) if len(call.args) > 1 else 0
     step = plain(call.args[2]) if len(call.args) > 2 else 1
-    if not isinstance(end, Count) or not isinstance(found, Selected):
+    own = found.dims[0] if isinstance(found, Selected) else None
+    if not isinstance(end, Count) or own is None:
         raise call.refused()
-    numbers = start + step * ranks(found.dims[0].live)
+    numbers = start + step * ranks(own.live)
     return _filled(replace(found, array=numbers), 0)
 
 

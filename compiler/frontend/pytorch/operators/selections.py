@@ -36,7 +36,7 @@ def selected(given: str) -> UsageError:
 def of_rows(name: str, why: str = "") -> UsageError:
     """The error of an operator that has no rule for rows of a mask."""
     called = name.removesuffix(".default")
-    return selected(f"{called} of rows that a mask, nonzero or unique selects{why}")
+    return selected(f"{called} of rows that a mask or nonzero selects{why}")
 
 
 def is_mask(x: Any) -> bool:
