@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from shardwright.compiler.dtypes import DType
 from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.triton import backend
 from shardwright.orchestrator.triton.backend import ServedModel
 from shardwright.orchestrator.triton.interface import (
     TYPES,
@@ -23,6 +24,7 @@ from shardwright.orchestrator.triton.interface import (
     TensorSpec,
     config_text,
 )
+from shardwright.orchestrator.triton.served import open_served
 from tests.support.triton import pbtxt
 from tests.support.triton.backend import triton_python_backend_utils as pb_utils
 from tests.support.triton.models import AFFINE, SUMMED, TWICE, TWICE_TYPED, run_direct, write_neff
@@ -45,6 +47,27 @@ def written(neff: Path, repository: Path, *flags: str, name: str = "m") -> Path:
 
 def config_of(model: Path) -> dict[str, Any]:
     return pbtxt.read((model / "config.pbtxt").read_text())
+
+
+class Here:
+    """A simulator without a process of its own, for what is not about processes."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.served = open_served(folder, limits.level)
+
+    def interface(self) -> Interface:
+        return self.served.interface
+
+    def run(self, arrays: Mapping[str, np.ndarray], _: object) -> dict[str, np.ndarray]:
+        return self.served.run(arrays)
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "Simulator", Here)
 
 
 class Loaded:
@@ -281,6 +304,7 @@ def test_requests_that_are_wrong_are_refused_and_nothing_else(affine: Path, tmp_
     np.testing.assert_allclose(arrays_of(last)["out0"], X @ W, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("dtype", "op", "values", "expected"),
     [
@@ -303,6 +327,7 @@ def test_types_cross_whole(
     assert code == pb_utils.TritonError.INVALID_ARG and f"TYPE_{TYPES[DType(dtype)]}" in message
 
 
+@pytest.mark.usefixtures("here")
 def test_weights_are_no_part_of_a_request(affine: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "w.npz", arg1=W)
     model = written(affine, tmp_path, "--weights", str(tmp_path / "w.npz"))
@@ -314,6 +339,7 @@ def test_weights_are_no_part_of_a_request(affine: Path, tmp_path: Path) -> None:
     assert code == pb_utils.TritonError.INVALID_ARG
 
 
+@pytest.mark.usefixtures("here")
 def test_samples_of_several_requests_are_one_run(tmp_path: Path) -> None:
     """Four samples at most: 3 and 1 are a run, 2 another."""
     neff = write_neff(tmp_path / "t.neff", TWICE)
@@ -337,6 +363,7 @@ def test_samples_of_several_requests_are_one_run(tmp_path: Path) -> None:
     assert code == pb_utils.TritonError.INVALID_ARG and "at most 4 of [2]" in message
 
 
+@pytest.mark.usefixtures("here")
 def test_a_program_of_two_ranks_has_a_first_size_of_ranks(tmp_path: Path) -> None:
     neff = write_neff(tmp_path / "s.neff", SUMMED, tp=2)
     model = written(neff, tmp_path)
@@ -360,9 +387,9 @@ def model(affine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         ({"max_batch_size": 2}, "SW_TRITON_MODEL"),
         ({"parameters": {"level": {"string_value": "L7"}}}, "SW_TRITON_CONFIG"),
         ({"parameters": {"request_timeout_s": {"string_value": "soon"}}}, "SW_TRITON_CONFIG"),
-        ({"parameters": {"load_timeout_s": {"string_value": "1e-6"}}}, "SW_TRITON_TIMEOUT"),
     ],
 )
+@pytest.mark.usefixtures("here")
 def test_a_configuration_that_is_another_fails_the_load(
     changed: dict[str, Any], code: str, model: Path
 ) -> None:
@@ -370,6 +397,7 @@ def test_a_configuration_that_is_another_fails_the_load(
         Loaded(model, **changed)
 
 
+@pytest.mark.usefixtures("here")
 def test_a_configuration_is_completed(model: Path) -> None:
     kind = type("TritonPythonModel", (ServedModel,), {"folder": model / "1", "utils": pb_utils})
     bare = {"name": "m", "max_batch_size": 0, "input": [], "output": []}
@@ -378,3 +406,40 @@ def test_a_configuration_is_completed(model: Path) -> None:
     other = bare | {"input": [{"name": "arg0", "data_type": "TYPE_FP16", "dims": [4, 8]}]}
     with pytest.raises(pb_utils.TritonModelException, match="another input arg0"):
         kind.auto_complete_config(pb_utils.ModelConfig(other))
+
+
+def damaged(data: bytes) -> bytes:
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+def of_another_release(data: bytes) -> bytes:
+    """The major number of the format stands behind the magic."""
+    return data[:8] + (99).to_bytes(2, "little") + data[10:]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (damaged, "SW_NEFF_CHECKSUM"),
+        (of_another_release, "SW_NEFF_VERSION"),
+        (lambda data: data[:100], "SW_NEFF_(TRUNCATED|CHECKSUM)"),
+        (lambda _: b"", "SW_NEFF_TRUNCATED"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_neff_that_is_no_good_fails_the_load(
+    change: Callable[[bytes], bytes], code: str, affine: Path, tmp_path: Path
+) -> None:
+    model = written(affine, tmp_path)
+    (model / "1" / "model.neff").write_bytes(change(affine.read_bytes()))
+    with pytest.raises(pb_utils.TritonModelException, match=code):
+        Loaded(model)
+    (model / "1" / "model.neff").unlink()
+    with pytest.raises(pb_utils.TritonModelException, match="SW_TRITON_MODEL"):
+        Loaded(model)
+
+
+def test_a_load_that_takes_too_long_fails(model: Path) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="SW_TRITON_TIMEOUT"):
+        Loaded(model, parameters={"load_timeout_s": {"string_value": "1e-6"}})

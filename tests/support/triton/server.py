@@ -28,7 +28,7 @@ from tests.support.triton import pbtxt
 from tests.support.triton.backend.triton_python_backend_utils import BF16, TYPES, TritonError
 
 STUB = Path(__file__).with_name("stub.py")
-WATCHDOG_S = 120.0
+WATCHDOG_S = 150.0
 LOOK_S = 0.01
 NUMPY = {**TYPES, BF16: ml_dtypes.bfloat16}
 STATUS = {getattr(TritonError, name): name for name in dir(TritonError) if name.isupper()}
