@@ -203,6 +203,33 @@ def test_vocabulary_sharded_lookup_masks_and_clamps() -> None:
     assert not {"slice", "concatenate", "convert"} & set(names(local))
 
 
+@pytest.mark.parametrize("rows", [S, N])
+def test_padding_is_no_row_of_a_lookup_or_its_gradient(rows: tuple[str, ...]) -> None:
+    """Of 12 rows the user has 10: what lies behind them is read as row 9, and never written; the
+    text of the partitioner carries it."""
+    b = Builder()
+    table, ids, updates = b.input((12, 4)), b.input((6, 1), DType.I32), b.input((6, 4))
+    gathers = GatherAttrs(
+        offset_dims=(1,),
+        collapsed_slice_dims=(0,),
+        start_index_map=(0,),
+        index_vector_dim=1,
+        slice_sizes=(1, 4),
+        last_starts=(9,),
+    )
+    found = b.op("gather", table, ids, attrs=gathers)
+    total = b.all_reduce(found, rows) if rows else found
+    attrs = replace(embedding_gradient(), last_starts=(9,))
+    added = b.op("scatter", table, ids, updates, attrs=attrs)
+    graph = b.finish(total, added)
+    given_ = [floats(12, 4), np.array([[0], [9], [10], [11], [99], [-4]], np.int32), floats(6, 4)]
+    read, written = run_global(graph, given_)
+    np.testing.assert_array_equal(read, given_[0][[0, 9, 9, 9, 9, 0]])
+    np.testing.assert_array_equal(written[10:], given_[0][10:])
+    local = check(partitioned(graph, DP, dict.fromkeys([table, added], (rows, N))), given_[:])
+    assert {op.attrs.last_starts for op in local.ops if op.name in ("gather", "scatter")} == {(9,)}
+
+
 def test_rows_of_a_lookup_that_stay_a_dim_may_be_sharded() -> None:
     """Windows of 1 x 6, one row each, whose dim of one is not taken away: of 12 rows every rank
     has three, and a window lies with one rank as a whole."""

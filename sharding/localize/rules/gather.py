@@ -229,8 +229,13 @@ def _local_rows(context: Localizer, op: Op, hit: Sequence[int]) -> Value:
     attrs, dims = op.attrs, context.dims(op.operands[0])
     local = context.env[op.operands[0]].type.shape
     entries = _components(context, indices, attrs.index_vector_dim)
-    components = [
-        _shifted(context, rows, dims[d], local[d]) if d in hit else rows
-        for d, rows in zip(attrs.scatter_dims_to_operand_dims, entries, strict=True)
-    ]
+    components = []
+    ends = last_starts(op)
+    for d, rows, last in zip(attrs.scatter_dims_to_operand_dims, entries, ends, strict=True):
+        if d in hit:
+            if attrs.last_starts:  # what is in the padding is nobody's row
+                inside = _in_range(context, rows, last + 1)
+                rows = context.value("select", (inside, rows, context.splat(-1, rows.type)))
+            rows = _shifted(context, rows, dims[d], local[d])
+        components.append(rows)
     return _join(context, components, attrs.index_vector_dim)

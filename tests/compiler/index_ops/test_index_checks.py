@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -13,6 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import CompileError, SimulationError
+from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.ir.ops.gather import last_starts
+from shardwright.compiler.ir.printer import to_stablehlo
+from shardwright.compiler.ir.rewrite import with_ops
+from shardwright.compiler.ir.types import Op
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.options import CompileOptions
 from shardwright.sim_cluster.instructions.index_watch import IndexWatch
@@ -177,6 +183,33 @@ def test_data_in_bounds_gives_no_warning(level: str) -> None:
         watch = IndexWatch(strict=True)
         run_single(linked(function), {"arg0": TABLE, "arg1": index}, level, watch)
         assert not watch.findings
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+@pytest.mark.parametrize("function", [lookup, points, added, windows_added])
+def test_padding_counts_as_outside(function: Callable, level: str) -> None:
+    """A table that ends after five rows, whatever its memory has; by way of the text, too."""
+    index = np.array([0, 5, 2, 7, 4, 1], np.int32)
+    graph = graph_of(function, TABLE, index)
+    (place,) = [n for n, op in enumerate(graph.ops) if op.name in ("gather", "scatter")]
+    op = graph.ops[place]
+    last = tuple(4 if d == 0 else n for d, n in zip((0, 1), last_starts(op), strict=False))
+    padded = Op(
+        op.name, op.operands, op.results, replace(op.attrs, last_starts=last), op.regions, op.loc
+    )
+    ops = (*graph.ops[:place], padded, *graph.ops[place + 1 :])
+    graph = import_module(to_stablehlo(with_ops(graph, ops)))
+    wrong = (index > 4) | (index > 2) if function is points else index > 4
+    watch = IndexWatch()
+    out = run_single(link(graph), {"arg0": TABLE, "arg1": index}, level, watch)["out0"]
+    assert list(watch.counts.values()) == [int(wrong.sum())]
+    if function is lookup:
+        np.testing.assert_array_equal(out, TABLE[np.minimum(index, 4)])
+    elif function is points:
+        np.testing.assert_array_equal(out, TABLE[np.minimum(index, 4), np.minimum(index, 2)])
+    else:
+        wanted = _expected(function, index[~wrong], 8)
+        np.testing.assert_allclose(out, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("function", "width"), [(lookup, 3000), (added, 16)])

@@ -12,6 +12,7 @@ from shardwright.compiler.diagnostics import LoadError, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.opdef import OPS
+from shardwright.compiler.ir.ops import GatherAttrs
 from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.serialize import attrs_classes, dump, load
 from shardwright.compiler.ir.types import Graph, tensor_type
@@ -37,6 +38,40 @@ def test_round_trip_keeps_values_and_locations() -> None:
         np.testing.assert_array_equal(ours, theirs)
     assert [op.loc for op in copy.walk()] == [op.loc for op in graph.walk()]
     assert copy.ops[0].loc == Loc("model.py", 7, "stack")
+
+
+def looked_up(**later: tuple) -> Graph:
+    b = Builder()
+    attrs = GatherAttrs(
+        offset_dims=(1,),
+        collapsed_slice_dims=(0,),
+        start_index_map=(0,),
+        index_vector_dim=1,
+        slice_sizes=(1, 4),
+        **later,
+    )
+    return b.finish(b.op("gather", b.input((8, 4)), b.input((3, 1), DType.I32), attrs=attrs))
+
+
+def test_attributes_that_came_later_are_written_where_they_say_something() -> None:
+    """So graphs of before keep their bytes, and units their keys."""
+    rows = [
+        msgpack.unpackb(dump(g, False), strict_map_key=False)["attrs"]
+        for g in (
+            looked_up(),
+            looked_up(last_starts=(5,)),
+            looked_up(replicated=("tp",)),
+        )
+    ]
+    assert [len(row) - 1 for (row,) in rows] == [7, 8, 9]
+    for graph in (looked_up(last_starts=(5,)), looked_up(replicated=("tp",))):
+        assert load(dump(graph, True)).ops[0].attrs == graph.ops[0].attrs
+    for row in ([*rows[2][0], "more"], rows[0][0][:-1]):
+        document = msgpack.unpackb(dump(looked_up(), True), strict_map_key=False)
+        document["attrs"] = [row]
+        with pytest.raises(LoadError) as caught:
+            load(msgpack.packb(document))
+        assert caught.value.code == "SW_GRAPH_DAMAGED"
 
 
 def one_op(line: int, value: float) -> Graph:
