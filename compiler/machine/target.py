@@ -234,6 +234,12 @@ def target_names() -> list[str]:
     return sorted(p.stem for p in _DIRECTORY.glob("*.json") if not p.stem.startswith("neuroncore"))
 
 
+def models_digest() -> str:
+    """The digest of all data files: equal where every machine has the same figures."""
+    data = b"".join(path.read_bytes() for path in sorted(_DIRECTORY.glob("*.json")))
+    return hashlib.sha256(data).hexdigest()
+
+
 @cache
 def families() -> Mapping[str, str]:
     """Instance family, as neuronx-cc's `--target` names it -> the machine that stands for it: the

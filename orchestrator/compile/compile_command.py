@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError, UsageError
 from shardwright.compiler.frontend import isolated
+from shardwright.compiler.machine.target import models_digest
 from shardwright.compiler.surface.resolve import Resolved, resolve
 from shardwright.orchestrator.compile.compile_flags import of_environment, parse
 from shardwright.orchestrator.compile.compile_log import CompileLog
@@ -101,8 +102,8 @@ def version_text() -> str:
     """What `--version` prints."""
     python = platform.python_version()
     return (
-        f"Shardwright compiler {compiler_version()}, Python {python}, NumPy {np.__version__},"
-        " NEFF format 1"
+        f"Shardwright compiler {compiler_version()}, Python {python}, machine models"
+        f" {models_digest()[:12]}, NumPy {np.__version__}, NEFF format 1"
     )
 
 

@@ -20,6 +20,9 @@ from shardwright.compiler.surface.resolve import Given
 from shardwright.orchestrator.config.arguments import Parser, with_values
 
 ENVIRONMENT = "NEURON_CC_FLAGS"
+PLATFORM = "NEURON_PLATFORM_TARGET_OVERRIDE"
+GENERATIONS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
+"""Other names that the variable has for machines (page on environment variables)."""
 
 
 class FlagParser(Parser):
@@ -71,8 +74,14 @@ def parse(arguments: Sequence[str], prog: str) -> tuple[list[str], list[Given]]:
 
 
 def of_environment(environment: Mapping[str, str]) -> list[Given]:
-    """The flags of NEURON_CC_FLAGS, in order. Raises UsageError for what is no flag."""
-    return flags_alone(split_words(environment.get(ENVIRONMENT, ""), ENVIRONMENT), ENVIRONMENT)
+    """The machine of NEURON_PLATFORM_TARGET_OVERRIDE, then the flags of NEURON_CC_FLAGS, in order.
+    Raises UsageError for what is no flag."""
+    words = split_words(environment.get(ENVIRONMENT, ""), ENVIRONMENT)
+    given = flags_alone(words, ENVIRONMENT)
+    if machine := environment.get(PLATFORM, "").strip():
+        machine = GENERATIONS.get(machine.lower(), machine)
+        return [*flags_alone(["--target", machine], PLATFORM), *given]
+    return given
 
 
 def split_words(text: str, source: str) -> list[str]:

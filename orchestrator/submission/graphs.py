@@ -29,7 +29,7 @@ from shardwright.orchestrator.cache.location import locate, named_by
 from shardwright.orchestrator.compile.compile_flags import flags_alone, of_environment
 from shardwright.orchestrator.compile.compile_log import FileLog
 from shardwright.orchestrator.compile.modules import OpenModule, finished, open_module
-from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.config import JobConfig, asked_now
 from shardwright.orchestrator.road.parts import Parts, parts_of
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.service.progress import Progress
@@ -172,6 +172,8 @@ def compile_graphs(
     start = time.perf_counter()
     given = flags_alone(flags, CC_FLAGS)
     resolved, job = resolve([*of_environment(os.environ), *given]), cached_by(given, job)
+    if resolved.command.no_cache or resolved.command.retry_failed_compilation:
+        job = asked_now(job.but({"cache.fresh": True}))
     with ExitStack() as stack:
         reader = stack.enter_context(isolated.Reader())
         graphs = [_Graph(folder, resolved, reader) for folder in graph_folders(directory)]

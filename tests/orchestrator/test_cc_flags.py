@@ -46,6 +46,20 @@ def test_the_command_takes_flags_of_the_environment_first(
     assert f"{VARIABLE}: unrecognized arguments: --frobnicate" in capsys.readouterr().err
 
 
+def test_the_machine_of_the_platform_is_below_all_flags(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "gen3")
+    assert job().cluster.target == "trn2.48xlarge"
+    assert job("--target", "inf2").cluster.target == "inf2.48xlarge"
+    monkeypatch.setenv(VARIABLE, "--target trn1")
+    assert job().cluster.target == "trn1.32xlarge"
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "gen9")
+    monkeypatch.setenv(VARIABLE, "")
+    with pytest.raises(UsageError, match="gen9"):
+        job()
+
+
 def test_a_job_takes_them_below_its_own_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
