@@ -14,6 +14,9 @@ from shardwright.compiler.frontend.pytorch.operators import (
     recurrent,
     reduction,
     resizing,
+    selected_indices,
+    selected_reductions,
+    selected_shapes,
     shape,
 )
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN, HIGHER_ORDER
@@ -22,5 +25,6 @@ __all__ = ["ATEN", "HIGHER_ORDER"]
 _KINDS = (
     *(attention, backward, control, convolution, elementwise, indexing, losses, normalise),
     *(products, random, recurrent, reduction, resizing, shape),
+    *(selected_indices, selected_reductions, selected_shapes),
 )
 """Files whose rows the tables have."""

@@ -46,7 +46,7 @@ MESHES = {
     "pp 32": ("llm-training", {"dp_shard": 8, "tp": 2, "pp": 2}),
 }
 CELLS = [(script, mesh) for script in SCRIPTS for mesh in MESHES]
-QUICK = [("lstm", "fsdp 8"), ("gpt2", "tp 8")]
+QUICK = [("lstm", "fsdp 8"), ("gpt2", "tp 8"), ("masked_lm", "fsdp 8")]
 REFUSED: Mapping[tuple[str, str], str] = {
     ("unet", "pp 8"): "SW_PIPELINE_LAYERS",
     ("unet", "pp 32"): "SW_PIPELINE_LAYERS",
