@@ -17,7 +17,7 @@ from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.onnx.errors import damaged, untyped
 from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
-from shardwright.compiler.frontend.onnx.tensors import Array, array_of, type_of
+from shardwright.compiler.frontend.onnx.tensors import EXTERNAL, Array, array_of, type_of
 from shardwright.compiler.frontend.onnx.wire import DamagedError, Message, read
 
 OPSETS = range(7, 22)
@@ -123,6 +123,28 @@ def read_model(data: bytes, folder: Path, file: str = MODULE_FILE) -> Model:
     if not graph.outputs:
         raise damaged("a graph without results")
     return Model(graph, opset, file, functions)
+
+
+def files_beside(data: bytes, folder: Path) -> tuple[Path, ...]:
+    """Files in `folder` that hold weights of a model file, each once; none of a damaged one."""
+    try:
+        found = read(data, MODEL, SCHEMA)
+    except DamagedError:
+        return ()
+    return tuple(dict.fromkeys(folder / place for place in _places(found)))
+
+
+def _places(message: Any) -> Iterator[str]:
+    """Where tensors of a message say that their elements are, however deep."""
+    if isinstance(message, list) and message and isinstance(message[0], dict):
+        for part in message:
+            yield from _places(part)
+    elif isinstance(message, dict):
+        if message.get("location") == EXTERNAL:
+            entries = {entry["key"]: entry["value"] for entry in message["external"]}
+            yield from filter(None, [entries.get("location")])
+        for part in message.values():
+            yield from _places(part)
 
 
 def _opset(rows: Sequence[Message], what: str, usual: int = 0) -> int:
