@@ -132,11 +132,11 @@ def _listed(tensor: Message, dtype: np.dtype[Any]) -> Array:
     """Elements from the list that is kept of their type; those of narrow types are bits."""
     key = next(key for key in _LISTS if tensor[key])
     numbers = tensor[key]
+    if key == "int32s" and dtype in _HALVES:
+        return _unpacked(bytes(n & 255 for n in numbers), dtype, "", math.prod(tensor["dims"]))
     if key == "int32s" and dtype.kind not in "iub":
         bits = np.dtype(f"u{dtype.itemsize}")
         return np.asarray(numbers, np.int64).astype(bits).view(dtype)
-    if key == "int32s" and dtype in _HALVES:
-        return _unpacked(bytes(n & 255 for n in numbers), dtype, "", math.prod(tensor["dims"]))
     kind = {"floats": np.float32, "doubles": np.float64}.get(key, np.int64)
     return np.asarray(numbers, kind).astype(dtype)
 
