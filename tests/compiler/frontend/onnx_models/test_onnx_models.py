@@ -29,7 +29,7 @@ from shardwright.compiler.neff.reader import Container
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.model import model_key, resolve_task, source_files
 from shardwright.sharding.partition.mesh import make_mesh
-from tests.compiler.frontend.onnx import promised
+from tests.compiler.frontend.onnx_models import promised
 from tests.fixtures.onnx_models import MODELS, SAMPLES, stored
 from tests.support.compiled import levels_of, link
 from tests.support.model_files import compile_line

@@ -7,7 +7,7 @@ import pytest
 from shardwright.compiler.frontend.onnx.operators import ONNX
 from shardwright.compiler.frontend.onnx.operators.registry import Row
 from shardwright.orchestrator.cli import main
-from tests.compiler.frontend.onnx.promised import OPERATORS
+from tests.compiler.frontend.onnx_models.promised import OPERATORS
 from tests.support.onnx_page import PAGE, page
 
 

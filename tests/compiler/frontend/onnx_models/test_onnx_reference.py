@@ -26,8 +26,8 @@ from shardwright.compiler.frontend.onnx.tensors import (  # noqa: E402
     computed_type,
 )
 from shardwright.compiler.frontend.onnx.wire import read  # noqa: E402
-from tests.compiler.frontend.onnx.operator_cases import Case, alike, cases  # noqa: E402
-from tests.compiler.frontend.onnx.promised import OPERATORS  # noqa: E402
+from tests.compiler.frontend.onnx_models.operator_cases import Case, alike, cases  # noqa: E402
+from tests.compiler.frontend.onnx_models.promised import OPERATORS  # noqa: E402
 
 GRAPHS = {"If", "Loop", "Scan"}
 CASES, ALIKE = cases(), list(alike())
