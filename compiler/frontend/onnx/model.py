@@ -24,6 +24,8 @@ OPSETS = range(7, 22)
 """Releases of the operators that have rows."""
 OWN = ("", "ai.onnx")
 """Names of the domain of ONNX's own operators."""
+MOST_NODES = 1_000_000
+"""Nodes of a function with those that it calls (our choice: some minutes of tracing)."""
 _MOST_TEXT = 60
 
 
@@ -164,7 +166,9 @@ def _opset(rows: Sequence[Message], what: str, usual: int = 0) -> int:
 
 
 def _check_calls(functions: Mapping[tuple[str, str], Function]) -> None:
-    """Refuse functions that call themselves, directly or not."""
+    """Refuse functions that call themselves, directly or not, and such as come to more nodes than
+    anybody waits for."""
+    sizes: dict[tuple[str, str], int] = {}
     waiting = {
         key: {(node.domain, node.operator) for node in _every(function.nodes)} & set(functions)
         for key, function in functions.items()
@@ -174,6 +178,10 @@ def _check_calls(functions: Mapping[tuple[str, str], Function]) -> None:
         if not done:
             raise damaged(f"functions that call themselves: {', '.join(n for _, n in waiting)}")
         for key in done:
+            calls = ((node.domain, node.operator) for node in _every(functions[key].nodes))
+            sizes[key] = sum(sizes.get(call, 1) for call in calls)
+            if sizes[key] > MOST_NODES:
+                raise damaged(f"function {key[1]} of {sizes[key]} nodes, with those it calls")
             del waiting[key]
 
 
