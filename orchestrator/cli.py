@@ -170,7 +170,7 @@ def _parser() -> Parser:
 
 def _table_parsers(verbs: Any) -> None:
     operators = verbs.add_parser("list-operators", help="operators a model may contain")
-    operators.add_argument("--framework", type=str.lower, choices=("xla",), default="xla")
+    operators.add_argument("--framework", type=str.lower, choices=("xla", "onnx"), default="xla")
     operators.add_argument(
         "--compiler-version-profile", default="own", help="those of a neuronx-cc release"
     )
@@ -377,10 +377,11 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _list_operators(args: argparse.Namespace) -> int:
-    from shardwright.compiler.frontend.coverage import operator_names
+    from shardwright.compiler.frontend.coverage import onnx_names, operator_names
     from shardwright.compiler.surface.releases import profile
 
-    say("\n".join(operator_names(profile(args.compiler_version_profile))))
+    release = profile(args.compiler_version_profile)
+    say("\n".join(onnx_names() if args.framework == "onnx" else operator_names(release)))
     return 0
 
 

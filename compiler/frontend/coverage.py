@@ -27,3 +27,10 @@ def operator_names(profile: Profile) -> list[str]:
     """Builder names of the supported operators: all of ours, or those of a release's table."""
     rows = OPERATORS if profile.is_own else DOCUMENTED
     return [row.name for row in rows if profile.at_least(row.since) and is_supported(row)]
+
+
+def onnx_names() -> list[str]:
+    """ONNX's operators that have rows, whatever the release: none documents such models."""
+    from shardwright.compiler.frontend.onnx.operators import ONNX
+
+    return list(dict.fromkeys(row.operator for row in ONNX))

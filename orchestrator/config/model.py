@@ -324,8 +324,16 @@ def source_files(job: JobConfig) -> Iterable[Path]:
         return [] if is_text(job.model.config) else [model_path(job)]
     is_one = bool(job.model.hlo or job.model.onnx)
     if is_one and model_path(job).is_file():  # else the task says what is wrong
-        return [model_path(job)]
+        return [model_path(job), *(_beside_onnx(model_path(job)) if job.model.onnx else ())]
     return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []
+
+
+def _beside_onnx(path: Path) -> Iterator[Path]:
+    """Files with weights of an ONNX model."""
+    from shardwright.compiler.frontend.onnx.model import files_beside
+
+    found = files_beside(path.read_bytes(), path.parent)
+    return (file for file in found if file.is_file())  # else reading the model says so
 
 
 def entry_folders(job: JobConfig) -> set[Path]:

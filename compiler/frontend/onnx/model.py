@@ -17,13 +17,15 @@ from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.onnx.errors import damaged, untyped
 from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
-from shardwright.compiler.frontend.onnx.tensors import Array, array_of, type_of
+from shardwright.compiler.frontend.onnx.tensors import EXTERNAL, Array, array_of, type_of
 from shardwright.compiler.frontend.onnx.wire import DamagedError, Message, read
 
 OPSETS = range(7, 22)
 """Releases of the operators that have rows."""
 OWN = ("", "ai.onnx")
 """Names of the domain of ONNX's own operators."""
+MOST_NODES = 1_000_000
+"""Nodes of a function with those that it calls (our choice: some minutes of tracing)."""
 _MOST_TEXT = 60
 
 
@@ -125,6 +127,28 @@ def read_model(data: bytes, folder: Path, file: str = MODULE_FILE) -> Model:
     return Model(graph, opset, file, functions)
 
 
+def files_beside(data: bytes, folder: Path) -> tuple[Path, ...]:
+    """Files in `folder` that hold weights of a model file, each once; none of a damaged one."""
+    try:
+        found = read(data, MODEL, SCHEMA)
+    except DamagedError:
+        return ()
+    return tuple(dict.fromkeys(folder / place for place in _places(found)))
+
+
+def _places(message: Any) -> Iterator[str]:
+    """Where tensors of a message say that their elements are, however deep."""
+    if isinstance(message, list) and message and isinstance(message[0], dict):
+        for part in message:
+            yield from _places(part)
+    elif isinstance(message, dict):
+        if message.get("location") == EXTERNAL:
+            entries = {entry["key"]: entry["value"] for entry in message["external"]}
+            yield from filter(None, [entries.get("location")])
+        for part in message.values():
+            yield from _places(part)
+
+
 def _opset(rows: Sequence[Message], what: str, usual: int = 0) -> int:
     """The release of ONNX's own operators that is imported. Raises ImportRuleError."""
     versions = [row["version"] for row in rows if row["domain"] in OWN]
@@ -142,7 +166,9 @@ def _opset(rows: Sequence[Message], what: str, usual: int = 0) -> int:
 
 
 def _check_calls(functions: Mapping[tuple[str, str], Function]) -> None:
-    """Refuse functions that call themselves, directly or not."""
+    """Refuse functions that call themselves, directly or not, and such as come to more nodes than
+    anybody waits for."""
+    sizes: dict[tuple[str, str], int] = {}
     waiting = {
         key: {(node.domain, node.operator) for node in _every(function.nodes)} & set(functions)
         for key, function in functions.items()
@@ -152,6 +178,10 @@ def _check_calls(functions: Mapping[tuple[str, str], Function]) -> None:
         if not done:
             raise damaged(f"functions that call themselves: {', '.join(n for _, n in waiting)}")
         for key in done:
+            calls = ((node.domain, node.operator) for node in _every(functions[key].nodes))
+            sizes[key] = sum(sizes.get(call, 1) for call in calls)
+            if sizes[key] > MOST_NODES:
+                raise damaged(f"function {key[1]} of {sizes[key]} nodes, with those it calls")
             del waiting[key]
 
 

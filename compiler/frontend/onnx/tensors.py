@@ -59,7 +59,8 @@ _NARROWED = {
 }
 """Types that are computed in another: no engine has 64 bits, nor 4 (docs/op-types.md)."""
 _LISTS = ("floats", "int32s", "int64s", "doubles", "uint64s")
-_EXTERNAL = 1
+EXTERNAL = 1
+"""`TensorProto.data_location` of elements in another file."""
 
 
 def type_of(number: int, what: str) -> np.dtype[Any]:
@@ -96,7 +97,7 @@ def array_of(tensor: Message, folder: Path) -> Array:
     if any(dim < 0 for dim in shape):
         raise damaged(f"tensor {name} of shape {list(shape)}")
     count = math.prod(shape)
-    if tensor["location"] == _EXTERNAL:
+    if tensor["location"] == EXTERNAL:
         flat = _unpacked(_external(tensor, folder, name), dtype, name, count)
     elif len(tensor["raw"]) or not any(tensor[key] for key in _LISTS):
         flat = _unpacked(tensor["raw"], dtype, name, count)
@@ -131,11 +132,11 @@ def _listed(tensor: Message, dtype: np.dtype[Any]) -> Array:
     """Elements from the list that is kept of their type; those of narrow types are bits."""
     key = next(key for key in _LISTS if tensor[key])
     numbers = tensor[key]
+    if key == "int32s" and dtype in _HALVES:
+        return _unpacked(bytes(n & 255 for n in numbers), dtype, "", math.prod(tensor["dims"]))
     if key == "int32s" and dtype.kind not in "iub":
         bits = np.dtype(f"u{dtype.itemsize}")
         return np.asarray(numbers, np.int64).astype(bits).view(dtype)
-    if key == "int32s" and dtype in _HALVES:
-        return _unpacked(bytes(n & 255 for n in numbers), dtype, "", math.prod(tensor["dims"]))
     kind = {"floats": np.float32, "doubles": np.float64}.get(key, np.int64)
     return np.asarray(numbers, kind).astype(dtype)
 

@@ -38,6 +38,10 @@ _NEAREST: dict[str, Callable[[Weights], Weights]] = {
 }
 
 
+MOST_WEIGHTS = 1 << 26
+"""Elements of the largest matrix of weights (our choice: 8192 pixels from as many)."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Way:
     """How a node resizes."""
@@ -54,6 +58,8 @@ class _Way:
         old = x.shape[axis]
         if old == new and scale == 1:
             return x
+        if old * new > MOST_WEIGHTS:
+            raise unfit(f"dims of at most {MOST_WEIGHTS} as old x new", f"{old} x {new}")
         at = np.asarray(_PLACES[self.places](np.arange(new), old, new, scale), np.float64)
         if self.mode == "nearest":
             places = np.clip(_NEAREST[self.nearest](at), 0, old - 1).astype(np.int32)

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardwright.compiler.frontend.onnx.errors import unfit
 from shardwright.compiler.frontend.onnx.operators.registry import (
+    MOST_FOLDED,
     ONNX,
     Call,
     axes_of,
@@ -265,6 +266,8 @@ def _window(*terms: float) -> Any:
 
     def row(call: Call, size: Any) -> Any:
         count, dtype = int(size), type_of(call.integer("output_datatype", 1), "a window")
+        if not 0 < count <= MOST_FOLDED:
+            raise unfit(f"a window of 1 to {MOST_FOLDED} points", str(count))
         turns = np.arange(count) / (count if call.integer("periodic", 1) else count - 1)
         waves = (a * np.cos(2 * np.pi * n * turns) for n, a in enumerate(terms))
         return sum(waves, np.zeros(count)).astype(dtype)

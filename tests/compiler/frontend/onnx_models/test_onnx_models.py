@@ -15,6 +15,7 @@ import pytest
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.frontend.detect import Asked, import_file
+from shardwright.compiler.frontend.onnx.model import files_beside
 from shardwright.compiler.frontend.onnx.program import Program
 from shardwright.compiler.frontend.onnx.training import train_task
 from shardwright.compiler.frontend.reference import (
@@ -25,8 +26,10 @@ from shardwright.compiler.frontend.reference import (
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.neff.bundle import read_program
 from shardwright.compiler.neff.reader import Container
+from shardwright.orchestrator.config import config
+from shardwright.orchestrator.config.model import model_key, resolve_task, source_files
 from shardwright.sharding.partition.mesh import make_mesh
-from tests.compiler.frontend.onnx import promised
+from tests.compiler.frontend.onnx_models import promised
 from tests.fixtures.onnx_models import MODELS, SAMPLES, stored
 from tests.support.compiled import levels_of, link
 from tests.support.model_files import compile_line
@@ -193,3 +196,27 @@ GOOD = {
     **WRONG,
     "graph": {**WRONG["graph"], "initializers": [tensor("w", np.eye(3, dtype=np.float32))]},
 }
+
+
+def test_answers_depend_on_the_weights_beside_a_model(tmp_path: Path) -> None:
+    folder = stored("quantized").path.parent
+    for file in ("quantized.onnx", "quantized.weights"):
+        (tmp_path / file).write_bytes((folder / file).read_bytes())
+    job = config.load(None, [f"model.onnx={tmp_path}/quantized.onnx", "model.loss=mse"])
+    assert [path.name for path in source_files(job)] == ["quantized.onnx", "quantized.weights"]
+    before = model_key(job)
+    assert model_key(job) == before
+    (tmp_path / "quantized.weights").write_bytes(bytes(9040))
+    assert model_key(job) != before
+    assert files_beside(b"\x08\xff", tmp_path) == ()
+
+
+def test_a_job_says_what_a_model_is_trained_for() -> None:
+    path = stored("convnet").path
+    said = [f"model.onnx={path}", "model.loss=mse", "model.optimizer=sgd", "model.clip=0"]
+    found = resolve_task(config.load(None, said))
+    assert found.name == "convnet" and set(found.batch(4)) == {"x", "target"}
+    with pytest.raises(UsageError, match=r"SW_MODEL_SETTING.*which is an ONNX model"):
+        resolve_task(config.load(None, [*said, "model.dtype=bfloat16"]))
+    with pytest.raises(UsageError, match=r"SW_MODEL.*cannot read"):
+        resolve_task(config.load(None, [f"model.onnx={path}.gone", "model.loss=mse"]))

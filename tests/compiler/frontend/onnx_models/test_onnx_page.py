@@ -6,7 +6,8 @@ import pytest
 
 from shardwright.compiler.frontend.onnx.operators import ONNX
 from shardwright.compiler.frontend.onnx.operators.registry import Row
-from tests.compiler.frontend.onnx.promised import OPERATORS
+from shardwright.orchestrator.cli import main
+from tests.compiler.frontend.onnx_models.promised import OPERATORS
 from tests.support.onnx_page import PAGE, page
 
 
@@ -16,6 +17,11 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_the_operators_that_were_promised_have_rows() -> None:
     assert {row.operator for row in ONNX} == set(OPERATORS) and len(OPERATORS) == 157
+
+
+def test_the_command_lists_the_operators(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list-operators", "--framework", "ONNX"]) == 0
+    assert capsys.readouterr().out.split() == sorted(OPERATORS)
 
 
 def test_an_operator_has_one_row_from_an_opset_on() -> None:

@@ -57,6 +57,18 @@ def calling_itself() -> Any:
     return {**of({**node("Own", "x", "y"), "domain": "my"}), "functions": [function]}
 
 
+def doubling() -> Any:
+    """Functions that each call the one before twice."""
+    functions = []
+    for number in range(30):
+        inner = "Relu" if not number else f"F{number - 1}"
+        calls = [node(inner, "a", "b"), node(inner, "b", "c")]
+        nodes = calls if not number else [{**call, "domain": "my"} for call in calls]
+        row = {"name": f"F{number}", "domain": "my", "inputs": ["a"], "outputs": ["c"]}
+        functions.append({**row, "nodes": nodes})
+    return {**of({**node("F29", "x", "y"), "domain": "my"}), "functions": functions}
+
+
 def beside(**entries: str) -> Any:
     """A weight in a file beside the model."""
     rows = [{"key": key, "value": text} for key, text in entries.items()]
@@ -166,6 +178,22 @@ MESSAGES: dict[str, tuple[Callable[[], Any], str, str]] = {
         "at -4",
     ),
     "a function that calls itself": (calling_itself, "SW_ONNX_FILE", "call themselves"),
+    "functions of a thousand million nodes": (doubling, "SW_ONNX_FILE", "of 1048576 nodes"),
+    "a window of a thousand million points": (
+        lambda: of(node("HannWindow", "n", "w"), RELU, n=np.asarray(10**9)),
+        "SW_ONNX_NODE",
+        "a window of 1 to 65536 points, got 1000000000",
+    ),
+    "an image that grows a million times": (
+        lambda: of(node("Resize", "x - - s", "y"), s=np.asarray([2, 10**9])),
+        "SW_ONNX_NODE",
+        "got 3 x 1000000000",
+    ),
+    "a shape below 0": (
+        lambda: of(node("ConstantOfShape", "s", "y"), s=np.asarray([-1, 3])),
+        "SW_ONNX_NODE",
+        "requires a shape without negative dims, got [-1, 3]",
+    ),
     "an attribute of another kind": (
         lambda: of(node("Softmax", "x", "y", axis="last")),
         "SW_ONNX_NODE",

@@ -18,9 +18,16 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper  # noqa: E402
 from shardwright.compiler.frontend.onnx.interpreter import evaluate  # noqa: E402
 from shardwright.compiler.frontend.onnx.model import read_model  # noqa: E402
 from shardwright.compiler.frontend.onnx.operators import ONNX  # noqa: E402
-from shardwright.compiler.frontend.onnx.tensors import computed_type  # noqa: E402
-from tests.compiler.frontend.onnx.operator_cases import Case, alike, cases  # noqa: E402
-from tests.compiler.frontend.onnx.promised import OPERATORS  # noqa: E402
+from shardwright.compiler.frontend.onnx.program import Program  # noqa: E402
+from shardwright.compiler.frontend.onnx.schema import SCHEMA  # noqa: E402
+from shardwright.compiler.frontend.onnx.tensors import (  # noqa: E402
+    TYPES,
+    array_of,
+    computed_type,
+)
+from shardwright.compiler.frontend.onnx.wire import read  # noqa: E402
+from tests.compiler.frontend.onnx_models.operator_cases import Case, alike, cases  # noqa: E402
+from tests.compiler.frontend.onnx_models.promised import OPERATORS  # noqa: E402
 
 GRAPHS = {"If", "Loop", "Scan"}
 CASES, ALIKE = cases(), list(alike())
@@ -201,3 +208,40 @@ def test_function_of_the_model() -> None:
     found = read_model(called().SerializeToString(), Path())
     (y,) = evaluate(found, {"x": jnp.asarray(X)})
     np.testing.assert_allclose(y, -np.where(X < 0, 0.25 * X, X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+@pytest.mark.parametrize("number", TYPES)
+def test_tensors_of_every_type(number: int, is_raw: bool) -> None:
+    """As ONNX's own functions write and read them, also where a byte holds two elements."""
+    values = [0, 1, 1, 0, 1] if number == TensorProto.BOOL else [0, 1, 3, 7, 5]
+    dtype = helper.tensor_dtype_to_np_dtype(number)
+    array = np.asarray(values).astype(dtype)
+    made = numpy_helper.from_array(array, "t")
+    if not is_raw:
+        made = helper.make_tensor("t", number, [5], values)
+        assert not made.raw_data
+    content = read(made.SerializeToString(), "tensor", SCHEMA)
+    found = array_of(content, Path())
+    assert found.dtype == TYPES[number] and found.shape == (5,)
+    np.testing.assert_array_equal(found.astype(np.float64), array.astype(np.float64))
+
+
+def test_weights_of_four_bits() -> None:
+    """Blocks of them with a scale each, as exporters quantize linear layers."""
+    numbers = np.asarray([[-8, 7, 0, 1], [3, -4, 5, -6]]).astype(TYPES[TensorProto.INT4])
+    scales = np.asarray([[0.5, 2.0], [0.25, 1.0]], np.float32)
+    nodes = [
+        NODE("DequantizeLinear", ["w", "s"], ["d"], axis=1, block_size=2),
+        NODE("MatMul", ["x", "d"], ["y"]),
+    ]
+    made = graph(nodes, {"x": (FLOAT, (2, 2))}, ["y"])
+    made.initializer.extend(
+        [numpy_helper.from_array(numbers, "w"), numpy_helper.from_array(scales, "s")]
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)])
+    program = Program(read_model(model.SerializeToString(), Path()))
+    assert {n: str(a.dtype) for n, a in program.weights.items()} == {"w": "int8", "s": "float32"}
+    found = program(program.weights, {"x": SQUARE})["y"]
+    right = SQUARE @ (numbers.astype(np.float32) * np.repeat(scales, 2, 1))
+    np.testing.assert_allclose(found, right, rtol=1e-6)

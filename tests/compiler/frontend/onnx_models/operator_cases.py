@@ -561,6 +561,6 @@ def alike() -> Iterator[tuple[Case, Case]]:
 
 
 def cases() -> list[Case]:
-    """Every case but those of operators that hold graphs (`test_reference.py` has them)."""
+    """Every case but those of operators that hold graphs (`test_onnx_reference.py` has them)."""
     kinds = (unary, binary, types, shapes, indexed, reductions, products, quantized, windows)
     return [case for kind in (*kinds, normalised, recurrent, resized) for case in kind()]
