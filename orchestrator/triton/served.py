@@ -16,7 +16,7 @@ from shardwright.orchestrator.neff.neff_files import open_program
 from shardwright.orchestrator.neff.neff_tools import inputs_of, mesh_of
 from shardwright.orchestrator.triton.interface import Interface, TensorSpec
 
-NEFF, TRACED, WEIGHTS = "model.neff", "model.traced", "weights.npz"
+NEFF, TRACED, WEIGHTS = "model.neff", "module.traced", "weights.npz"
 """Files of a version folder: one of the first two, and arguments that no request has."""
 
 

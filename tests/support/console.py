@@ -35,6 +35,7 @@ PAGES = (
     "docs/dumps.md",
     "docs/strategies/context.md",
     "docs/pytorch-trace.md",
+    "docs/serving.md",
 )
 """The pages that are sessions."""
 NEEDED = {"docs/pytorch-trace.md": "torch"}
