@@ -158,6 +158,14 @@ def test_a_run_that_takes_too_long_is_an_error(neff: Path, tmp_path: Path) -> No
         assert "[SW_TRITON_TIMEOUT]" in request.message and "request_timeout_s" in request.message
         assert not is_running(pid)
 
+        # A stub that is killed takes its simulator with it, also one that computes.
+        assert server.infer("m", INPUTS[0]).wait().kind == "response"
+        (pid,) = simulators(server.models["m"])
+        server.models["m"].stubs[0].process.kill()
+        until(lambda: not is_running(pid))
+        found = [server.infer("m", INPUTS[0]).wait().kind for _ in range(2)]
+        assert found == ["error", "response"], "Triton starts a stub again"
+
 
 def test_files_that_change_below_a_model_need_a_load(neff: Path, tmp_path: Path) -> None:
     with serve(neff, tmp_path) as server:
