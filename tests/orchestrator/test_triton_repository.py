@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.triton import backend
@@ -361,6 +362,53 @@ def test_samples_of_several_requests_are_one_run(tmp_path: Path) -> None:
     for part, response in zip(parts, responses, strict=True):
         np.testing.assert_array_equal(arrays_of(response)["out0"], 2 * part)
     assert code == pb_utils.TritonError.INVALID_ARG and "at most 4 of [2]" in message
+
+
+@pytest.mark.usefixtures("here")
+def test_one_of_a_run_is_cancelled_while_it_runs(tmp_path: Path) -> None:
+    """The others want the results still: the simulator goes on."""
+    neff = write_neff(tmp_path / "t.neff", TWICE)
+    requests = [request({"arg0": np.full((1, 2), k, np.float32)}) for k in range(3)]
+    with Loaded(written(neff, tmp_path, "--max-batch", "4")) as loaded:
+        run = loaded.model._simulator.run
+
+        def cancelling(arrays: Mapping[str, np.ndarray], is_wanted: Callable[[], bool]) -> Any:
+            assert is_wanted()
+            requests[1].cancelled.set()
+            assert is_wanted()
+            return run(arrays, is_wanted)
+
+        loaded.model._simulator.run = cancelling
+        first, gone, last = loaded.model.execute(requests)
+    assert refused(gone)[0] == pb_utils.TritonError.CANCELLED
+    assert arrays_of(first)["out0"].tolist() == [[0, 0]]
+    assert arrays_of(last)["out0"].tolist() == [[4, 4]]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("SW_SIM_SHAPE", "INTERNAL"),
+        ("SW_TRITON_TIMEOUT", "UNAVAILABLE"),
+        ("SW_TRITON_ENDED", "UNAVAILABLE"),
+        ("SW_TRITON_CHANGED", "UNAVAILABLE"),
+        ("SW_TRITON_CANCELLED", "CANCELLED"),
+    ],
+)
+def test_what_the_simulator_refuses_is_an_error(code: str, status: str, model: Path) -> None:
+    with Loaded(model) as loaded:
+        good = loaded.model._simulator
+
+        def refusing(*_: object) -> Any:
+            raise SimulationError(code, "no more", hint="ask later")
+
+        good.run = refusing
+        found, message = refused(loaded.ask({"arg0": X, "arg1": W}))
+        del good.run
+        arrays_of(loaded.ask({"arg0": X, "arg1": W}))
+    assert found == getattr(pb_utils.TritonError, status)
+    assert message == f"error[{code}]: no more help: ask later"
 
 
 @pytest.mark.usefixtures("here")
