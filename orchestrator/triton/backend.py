@@ -126,7 +126,8 @@ class ServedModel:
             raise _refused(f"{spec.name} of {row['data_type']}", str(error)) from error
         fits = array.shape == spec.shape
         if self._most:
-            fits = array.shape[1:] == spec.shape[1:] and 0 < len(array) <= self._most
+            rows = array.shape[0] if array.shape else 0
+            fits = array.shape[1:] == spec.shape[1:] and 0 < rows <= self._most
         if not fits:
             most = f"at most {self._most} of " if self._most else ""
             shape = list(spec.shape[bool(self._most) :])

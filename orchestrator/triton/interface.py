@@ -38,7 +38,8 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An argument or result of a run; `dtype` is one of `TYPES`."""
+    """An argument or result of a run; `dtype` is one of `TYPES`. A size that depends on values is
+    -1."""
 
     name: str
     dtype: DType

@@ -16,7 +16,7 @@ from shardwright.orchestrator.neff.neff_files import open_program
 from shardwright.orchestrator.neff.neff_tools import inputs_of, mesh_of
 from shardwright.orchestrator.triton.interface import Interface, TensorSpec
 
-NEFF, TRACED, WEIGHTS = "model.neff", "model.traced", "weights.npz"
+NEFF, TRACED, WEIGHTS = "model.neff", "module.traced", "weights.npz"
 """Files of a version folder: one of the first two, and arguments that no request has."""
 
 
@@ -107,11 +107,13 @@ class ServedTraced:
         self.leaves = [each for each in signature.inputs if isinstance(each, Leaf)]
         named = [each for each in signature.outputs if isinstance(each, str)]
         self.results = {f"out{number}": name for number, name in enumerate(named)}
-        examples = {leaf.name: leaf.tensor(bytes(leaf.num_bytes)) for leaf in self.leaves}
-        values = self._values(examples)  # what runs on the CPU says its shapes by running
+        known = self._known() if set(self.results.values()) <= set(self._known()) else self._tried()
         self.interface = Interface(
             tuple(map(_spec, self.leaves)),
-            tuple(_spec(Leaf.of(out, values[name])) for out, name in self.results.items()),
+            tuple(
+                _spec(Leaf(out, known[name].shape, known[name].dtype))
+                for out, name in self.results.items()
+            ),
             _digest(folder / TRACED),
         )
 
@@ -127,6 +129,37 @@ class ServedTraced:
             tensor = values[self.results[spec.name]]
             flat = np.frombuffer(bytes_of(tensor), spec.numpy)
             found[spec.name] = flat.reshape(tuple(tensor.shape))
+        return found
+
+    def _known(self) -> dict[str, Any]:
+        """The leaves of values whose shapes stand in the file."""
+        from shardwright.compiler.frontend.pytorch.signature import Leaf
+        from shardwright.orchestrator.traced.parts import CompiledPart
+
+        made = [p.outputs for p in self.module.parts if isinstance(p, CompiledPart)]
+        leaves = [*self.leaves, *(leaf for outputs in made for leaf in outputs)]
+        leaves += [Leaf.of(name, tensor) for name, tensor in self.module.tensors.items()]
+        return {leaf.name: leaf for leaf in leaves}
+
+    def _tried(self) -> dict[str, Any]:
+        """The leaves of all values: what runs on the CPU says its shapes by running, on zeros and
+        on ones. Sizes that differ depend on values, and are -1. Raises UsageError."""
+        from shardwright.compiler.frontend.pytorch.signature import Leaf
+
+        zeros = {leaf.name: leaf.tensor(bytes(leaf.num_bytes)) for leaf in self.leaves}
+        ones = {name: (tensor == tensor).to(tensor.dtype) for name, tensor in zeros.items()}
+        first, second = self._values(zeros), self._values(ones)
+        found = {}
+        for name in self.results.values():
+            a, b = Leaf.of(name, first[name]), Leaf.of(name, second[name])
+            if (len(a.shape), a.dtype) != (len(b.shape), b.dtype):
+                raise UsageError(
+                    "SW_TRITON_MODEL",
+                    f"results of one type and number of sizes are required, got {a} and {b}",
+                    hint="return a tensor whose form does not depend on values",
+                )
+            sizes = (m if m == n else -1 for m, n in zip(a.shape, b.shape, strict=True))
+            found[name] = Leaf(name, tuple(sizes), a.dtype)
         return found
 
     def _values(self, given: Mapping[str, Any]) -> dict[str, Any]:

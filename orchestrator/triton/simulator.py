@@ -40,10 +40,7 @@ class Simulator:
         """What the file takes and returns; it is loaded where it is not. Raises as `run`, LoadError
         and UsageError of `open_served`, and ExecutionError for another file than at first."""
         if self._child is None:
-            self._child = Child(
-                [_python(), "-P", "-m", __name__],
-                {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_ONE_THREAD},
-            )
+            self._child = self._start()
             request = ("load", str(self._folder), self._limits.level)
             try:
                 found = self._ask(request, "load_timeout_s", is_wanted)
@@ -75,6 +72,17 @@ class Simulator:
         if self._child is not None:
             self._child.end()
         self._child = None
+
+    def _start(self) -> Child:
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            return Child([_python(), "-P", "-m", __name__], {**path, **_ONE_THREAD})
+        except OSError as error:  # the host has no room for a process
+            raise ExecutionError(
+                "SW_TRITON_ENDED",
+                f"load: the simulator cannot start: {error}",
+                hint="the next request tries again; look at the host's memory and processes",
+            ) from error
 
     def _ask(self, request: Any, limit: str, is_wanted: Callable[[], bool]) -> Any:
         assert self._child is not None

@@ -50,14 +50,15 @@ class _Exported:
 
 def array_of(tensor: Any, dtype: DType) -> np.ndarray[Any, Any]:
     """The values of a `pb_utils.Tensor`. Raises TypeError for another type than `dtype`."""
-    if dtype is DType.BF16:
-        capsule = tensor.to_dlpack()
-        _retype(capsule, _BFLOAT, _UINT)
-        return np.from_dlpack(_Exported(capsule)).view(dtype.numpy)
+    is_bf16 = dtype is DType.BF16
     try:
-        array: np.ndarray[Any, Any] = tensor.as_numpy()
-    except Exception as error:  # pb_utils: of a type without a name in NumPy
+        given = tensor.to_dlpack() if is_bf16 else tensor.as_numpy()
+    except Exception as error:  # pb_utils: of a type that cannot be had so
         raise TypeError(str(error)) from error
+    if is_bf16:
+        _retype(given, _BFLOAT, _UINT)
+        return np.from_dlpack(_Exported(given)).view(dtype.numpy)
+    array: np.ndarray[Any, Any] = given
     if array.dtype != dtype.numpy:
         raise TypeError(str(array.dtype))
     return array

@@ -4,18 +4,23 @@ it."""
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.dtypes import DType
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.triton import backend
+from shardwright.orchestrator.triton import backend, simulator
 from shardwright.orchestrator.triton.backend import ServedModel
 from shardwright.orchestrator.triton.interface import (
     TYPES,
@@ -364,15 +369,62 @@ def test_samples_of_several_requests_are_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_program_of_two_ranks_has_a_first_size_of_ranks(tmp_path: Path) -> None:
+def test_one_of_a_run_is_cancelled_while_it_runs(tmp_path: Path) -> None:
+    """The others want the results still: the simulator goes on."""
+    neff = write_neff(tmp_path / "t.neff", TWICE)
+    requests = [request({"arg0": np.full((1, 2), k, np.float32)}) for k in range(3)]
+    with Loaded(written(neff, tmp_path, "--max-batch", "4")) as loaded:
+        run = loaded.model._simulator.run
+
+        def cancelling(arrays: Mapping[str, np.ndarray], is_wanted: Callable[[], bool]) -> Any:
+            assert is_wanted()
+            requests[1].cancelled.set()
+            assert is_wanted()
+            return run(arrays, is_wanted)
+
+        loaded.model._simulator.run = cancelling
+        first, gone, last = loaded.model.execute(requests)
+    assert refused(gone)[0] == pb_utils.TritonError.CANCELLED
+    assert arrays_of(first)["out0"].tolist() == [[0, 0]]
+    assert arrays_of(last)["out0"].tolist() == [[4, 4]]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("SW_SIM_SHAPE", "INTERNAL"),
+        ("SW_TRITON_TIMEOUT", "UNAVAILABLE"),
+        ("SW_TRITON_ENDED", "UNAVAILABLE"),
+        ("SW_TRITON_CHANGED", "UNAVAILABLE"),
+        ("SW_TRITON_CANCELLED", "CANCELLED"),
+    ],
+)
+def test_what_the_simulator_refuses_is_an_error(code: str, status: str, model: Path) -> None:
+    with Loaded(model) as loaded:
+        good = loaded.model._simulator
+
+        def refusing(*_: object) -> Any:
+            raise SimulationError(code, "no more", hint="ask later")
+
+        good.run = refusing
+        found, message = refused(loaded.ask({"arg0": X, "arg1": W}))
+        del good.run
+        arrays_of(loaded.ask({"arg0": X, "arg1": W}))
+    assert found == getattr(pb_utils.TritonError, status)
+    assert message == f"error[{code}]: no more help: ask later"
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_a_program_of_two_ranks_has_a_first_size_of_ranks(level: str, tmp_path: Path) -> None:
     neff = write_neff(tmp_path / "s.neff", SUMMED, tp=2)
-    model = written(neff, tmp_path)
+    model = written(neff, tmp_path, "--level", level)
     assert [row["dims"] for row in config_of(model)["input"]] == [[2, 2, 3]]
     given = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
     with Loaded(model) as loaded:
         found = arrays_of(loaded.ask({"arg0": given}))["out0"]
     np.testing.assert_array_equal(found, np.stack([given.sum(0)] * 2))
-    np.testing.assert_array_equal(found, run_direct(neff, {"arg0": given})["out0"])
+    np.testing.assert_array_equal(found, run_direct(neff, {"arg0": given}, level)["out0"])
 
 
 @pytest.fixture(scope="module")
@@ -443,3 +495,49 @@ def test_a_neff_that_is_no_good_fails_the_load(
 def test_a_load_that_takes_too_long_fails(model: Path) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="SW_TRITON_TIMEOUT"):
         Loaded(model, parameters={"load_timeout_s": {"string_value": "1e-6"}})
+
+
+def test_a_host_without_room_for_a_process_is_an_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Loaded(model) as loaded:
+        loaded.model._simulator.end()
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(11, "no room")))
+            code, message = refused(loaded.ask({"arg0": X, "arg1": W}))
+        arrays_of(loaded.ask({"arg0": X, "arg1": W}))
+    assert code == pb_utils.TritonError.UNAVAILABLE and "cannot start: [Errno 11]" in message
+
+
+def test_the_interpreter_is_found_where_python_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simulator._python() == sys.executable
+    for embedded in ("/opt/tritonserver/backends/python/triton_python_backend_stub", ""):
+        monkeypatch.setattr(sys, "executable", embedded)
+        assert Path(simulator._python()).resolve().name.startswith("python")
+        assert Path(simulator._python()).exists()
+
+
+def test_the_file_that_triton_loads(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb_utils)
+    found = runpy.run_path(str(model / "1" / "model.py"))["TritonPythonModel"]
+    assert issubclass(found, ServedModel) and found.folder == model / "1"
+    monkeypatch.setitem(sys.modules, "shardwright.orchestrator.triton.backend", None)
+    with pytest.raises(pb_utils.TritonModelException, match="Shardwright is required"):
+        runpy.run_path(str(model / "1" / "model.py"))
+
+
+@pytest.mark.usefixtures("here")
+def test_samples_without_sizes_and_types_that_cannot_be_had(tmp_path: Path) -> None:
+    neff = write_neff(tmp_path / "t.neff", TWICE_TYPED.format("bf16", "add"))
+    with Loaded(written(neff, tmp_path, "--max-batch", "2")) as loaded:
+        for array, said in (
+            (np.float32(1).astype(BF16).reshape(()), "at most 2 of [], got []"),
+            (np.zeros((0,), BF16), "got [0]"),
+            (np.array(["a"], object), "TYPE_BF16"),
+        ):
+            made = pb_utils.Tensor("arg0", np.zeros(1, np.float32))
+            made._array, made._type = array, pb_utils.BF16 if array.dtype == BF16 else "TYPE_STRING"
+            if array.dtype == BF16:
+                made._array = array.view(np.uint16)
+            code, message = refused(loaded.model.execute([pb_utils.InferenceRequest([made])])[0])
+            assert code == pb_utils.TritonError.INVALID_ARG and said in message, message

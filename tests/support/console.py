@@ -36,6 +36,7 @@ PAGES = (
     "docs/strategies/context.md",
     "docs/pytorch-trace.md",
     "docs/faq.md",
+    "docs/serving.md",
 )
 """The pages that are sessions."""
 NEEDED = {"docs/pytorch-trace.md": "torch"}

@@ -158,6 +158,32 @@ def test_a_run_that_takes_too_long_is_an_error(neff: Path, tmp_path: Path) -> No
         assert "[SW_TRITON_TIMEOUT]" in request.message and "request_timeout_s" in request.message
         assert not is_running(pid)
 
+        # A stub that is killed takes its simulator with it, also one that computes.
+        assert server.infer("m", INPUTS[0]).wait().kind == "response"
+        (pid,) = simulators(server.models["m"])
+        server.models["m"].stubs[0].process.kill()
+        until(lambda: not is_running(pid))
+        found = [server.infer("m", INPUTS[0]).wait().kind for _ in range(2)]
+        assert found == ["error", "response"], "Triton starts a stub again"
+
+
+def test_requests_that_wait_are_one_run(tmp_path: Path) -> None:
+    """What waits behind a run that hangs: one, one and two samples of four; then three."""
+    neff = write_neff(tmp_path / "t.neff", TWICE)
+    with serve(neff, tmp_path, "--max-batch", "4") as server:
+        server.load("m")
+        (pid,) = stopped(server)
+        given = [np.full((rows, 2), rows, np.float32) for rows in (4, 1, 1, 2, 3)]
+        requests = [server.infer("m", {"arg0": given[0]})]
+        until(lambda: not server.models["m"].queue)
+        requests += [server.infer("m", {"arg0": array}) for array in given[1:]]
+        assert server.infer("m", {"arg0": np.ones((5, 2), np.float32)}).status == "INVALID_ARG"
+        os.kill(pid, signal.SIGCONT)
+        assert counted(requests) == {"response": 5}
+        assert server.models["m"].runs == [1, 3, 1]
+    for request, array in zip(requests, given, strict=True):
+        np.testing.assert_array_equal(request.results["out0"], 2 * array)
+
 
 def test_files_that_change_below_a_model_need_a_load(neff: Path, tmp_path: Path) -> None:
     with serve(neff, tmp_path) as server:
