@@ -76,7 +76,7 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
     if definition is None:
         return [f"unknown instruction {instr.opcode}"]
     found = []
-    if instr.engine not in definition.engines:
+    if not _is_issued(instr.engine, definition.engines, limits):
         found.append(f"{instr.opcode} cannot be issued by {instr.engine.value}")
     if instr.row_sum is not None and instr.opcode != "activation_reduce":
         found.append(f"{instr.opcode} has one destination")
@@ -88,6 +88,13 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
     if not found and instr.opcode in _RULES:
         found += _RULES[instr.opcode](instr, tiles, limits)
     return [f"{instr.opcode}: {text}" for text in found]
+
+
+def _is_issued(engine: Engine, known: Sequence[Engine], limits: Limits) -> bool:
+    """Whether the core has the engine, and it is among `known` or stands in for one of them."""
+    if engine in known and limits.issuer(engine.value) == engine.value:
+        return True
+    return engine.value in {limits.issuer(one.value) for one in known}
 
 
 def _check_pattern(

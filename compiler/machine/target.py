@@ -24,7 +24,11 @@ PS_PER_US = 10**6
 PS_PER_S = 10**12
 FIRST_TARGET = "trn1n.32xlarge"
 HYPOTHETICAL_LNC = (1, 2)
-UNCOMPILED = "v1"
+NEURONX_CC, NEURON_CC = "neuronx-cc", "neuron-cc"
+COMPILERS = (NEURONX_CC, NEURON_CC)
+"""The vendor's compilers, whose command lines and rules a machine may have."""
+_ENGINES = ("tensor", "vector", "scalar", "gpsimd")
+_STAND_IN = "vector"
 _PRICES = {
     "on-demand": "price_usd_per_hour_on_demand",
     "capacity-block": "price_usd_per_hour_capacity_block",
@@ -77,6 +81,12 @@ class Limits:
     free_elements_sbuf: int = _fact("access_elements_sbuf")
     free_elements_psum: int = _fact("access_elements_psum")
     semaphores: int = _fact()
+    engines: tuple[str, ...] = _ENGINES
+    """Compute engines that the core has: those with a clock."""
+
+    def issuer(self, engine: str) -> str:
+        """The engine that does what code names `engine` for: itself, or Vector in its place."""
+        return _STAND_IN if engine in _ENGINES and engine not in self.engines else engine
 
     @property
     def psum_banks(self) -> int:
@@ -95,6 +105,7 @@ class CoreModel:
     generation: str
     clock_hz: Mapping[str, int]  # engine value (tensor, vector, scalar, gpsimd) -> Hz
     limits: Limits
+    compiler: str  # of COMPILERS
     dma_engines: int = _fact()
     dma_engine_bytes_per_s: float = _fact("dma_engine_sustained_gb_per_s", 1e9)
     dma_fixed_ps: int = _fact("dma_fixed_ns", 1e3)
@@ -180,11 +191,9 @@ class Target:
         return max(1, self.core.hbm_bank_cores // self.lnc)
 
     @property
-    def is_compiled_for(self) -> bool:
-        """Whether programs are compiled for its cores: inf1 is the machine of neuron-cc, of which
-        only the facts and the network are here.
-        """
-        return self.core.generation != UNCOMPILED
+    def trains(self) -> bool:
+        """Whether training steps are compiled for it: neuron-cc compiles inference alone."""
+        return self.core.compiler == NEURONX_CC
 
     @property
     def is_hypothetical(self) -> bool:
@@ -333,14 +342,17 @@ def _made(kind: type[Made], f: Mapping[str, Any], **others: Any) -> Made:
 
 
 def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
-    generation, engines = data["name"], ("tensor", "vector", "scalar", "gpsimd")
+    generation = data["name"]
+    clock_hz = {e: round(f[f"{e}_clock_ghz"] * 1e9) for e in _ENGINES}
+    engines = tuple(e for e, hz in clock_hz.items() if hz)
     return _made(
         CoreModel,
         f,
         name=generation,
         generation=data["generation"],
-        clock_hz={e: round(f[f"{e}_clock_ghz"] * 1e9) for e in engines},
-        limits=_made(Limits, f, generation=generation),
+        clock_hz=clock_hz,
+        limits=_made(Limits, f, generation=generation, engines=engines),
+        compiler=data.get("compiler", NEURONX_CC),
     )
 
 

@@ -243,15 +243,12 @@ def find_target(text: str) -> Target:
         raise UsageError("SW_USAGE", f"compile requires --target, one of {', '.join(TARGETS)}")
     if not name.endswith(".json"):
         name = TARGETS.get(name.lower(), name.lower())
-    known_name = name.endswith(".json") or name in target_names()
-    if not known_name or not load_target(name).is_compiled_for:
-        others = [n for n in target_names() if load_target(n).is_compiled_for]
-        names = (*TARGETS, *sorted(set(others) - set(TARGETS.values())))
-        foreign = "inf1 (NeuronCore-v1) is compiled for by neuron-cc" if "inf1" in name else ""
+    if not name.endswith(".json") and name not in target_names():
+        names = (*TARGETS, *sorted(set(target_names()) - set(TARGETS.values())))
         raise UsageError(
             "NCC_EARG001",
             f"--target requires one of {', '.join(names)}, got {text!r}",
-            hint=foreign or did_you_mean(name, names),
+            hint=did_you_mean(name, names),
         )
     return load_target(name)
 
