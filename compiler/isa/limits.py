@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.instructions import DMA, INSTRUCTIONS
+from shardwright.compiler.isa.instructions import DMA, INSTRUCTIONS, InstrDef
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Engine,
@@ -76,7 +76,7 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
     if definition is None:
         return [f"unknown instruction {instr.opcode}"]
     found = []
-    if not _is_issued(instr.engine, definition.engines, limits):
+    if instr.engine.value not in issuers_of(definition, limits):
         found.append(f"{instr.opcode} cannot be issued by {instr.engine.value}")
     if instr.row_sum is not None and instr.opcode != "activation_reduce":
         found.append(f"{instr.opcode} has one destination")
@@ -90,11 +90,11 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
     return [f"{instr.opcode}: {text}" for text in found]
 
 
-def _is_issued(engine: Engine, known: Sequence[Engine], limits: Limits) -> bool:
-    """Whether the core has the engine, and it is among `known` or stands in for one of them."""
-    if engine in known and limits.issuer(engine.value) == engine.value:
-        return True
-    return engine.value in {limits.issuer(one.value) for one in known}
+def issuers_of(definition: InstrDef, limits: Limits) -> list[str]:
+    """The engines of a core that issue an instruction: those the instruction set names, or who
+    stands in for them.
+    """
+    return [limits.issuer(engine.value) for engine in definition.engines]
 
 
 def _check_pattern(
