@@ -20,6 +20,9 @@ from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.compiler.machine.custom_target import check_together, read_custom
 
 _DIRECTORY = Path(__file__).parent / "targets"
+PRODUCT_TRANSPOSES = ("v1", "v2")
+"""Generations that transpose by a product with the identity, in which infinities become NaN:
+those whose compilers have `--enable-saturate-infinity` for it (documented)."""
 PS_PER_US = 10**6
 PS_PER_S = 10**12
 FIRST_TARGET = "trn1n.32xlarge"

@@ -3,10 +3,13 @@
 `matmult` rounds the fp32 operands of contractions and leaves everything else as it is; `all` also
 computes every fp32 elementwise operation and reduction in the short type. Inputs and outputs of a
 function keep their types, and so does what only moves data or crosses cores. Source of the rules:
-the `--auto-cast` entry of the neuronx-cc command-line reference.
+the `--auto-cast` entry of the neuronx-cc command-line reference. `relayout` rounds what is
+transposed: source, `--fast-math` in the command reference of neuron-cc (fast-relayout).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import defining
@@ -24,6 +27,8 @@ CAST_TYPES = {
     "tf32": DType.TF32,
     "fp8_e4m3": DType.F8E4M3,
 }
+PERMUTATIONS = frozenset({"transpose"})
+"""Ops that only reorder dims."""
 _ARITHMETIC = of(Kind.ELEMENTWISE, Kind.REDUCTION, Kind.WINDOW) - {"bitcast_convert"}
 """Ops that compute on elements; conversions say their type themselves."""
 
@@ -37,22 +42,24 @@ def casts_of(options: CompileOptions) -> Casts | None:
 
 
 def auto_cast(graph: Graph, options: CompileOptions) -> Graph:
-    """`graph` (loop-free) computed as `auto_cast` and `auto_cast_type` say."""
+    """`graph` (loop-free) computed as `auto_cast`, `auto_cast_type` and `relayout` say."""
     casts = casts_of(options)
-    return graph if casts is None else _Caster(graph, casts.dtype, casts.operands_of).run()
+    types = {} if casts is None else dict.fromkeys(casts.operands_of, casts.dtype)
+    if options.relayout != "exact":
+        types |= dict.fromkeys(PERMUTATIONS, CAST_TYPES[options.relayout])
+    return _Caster(graph, types).run() if types else graph
 
 
 class _Caster:
-    """One graph with its fp32 arithmetic rewritten to `cast`.
+    """One graph with its fp32 operations rewritten to the types in `cast`, by name.
 
     `values` holds what an old value is now: an arithmetic result may have become shorter. Whoever
     needs the declared type asks `declared`, whoever computes in the short type asks `short`.
     """
 
-    def __init__(self, graph: Graph, cast: DType, computes: frozenset[str]) -> None:
+    def __init__(self, graph: Graph, cast: Mapping[str, DType]) -> None:
         self.graph = graph
         self.cast = cast
-        self.computes = computes
         self.ops: list[Op] = []
         self.values: dict[Value, Value] = {}
         self.converted: dict[tuple[Value, DType], Value] = {}
@@ -60,7 +67,7 @@ class _Caster:
     def run(self) -> Graph:
         """The rewritten graph: same inputs, outputs of the same types."""
         for op in self.graph.ops:
-            if op.name in self.computes and any(_is_fp32(v) for v in op.operands):
+            if op.name in self.cast and any(_is_fp32(v) for v in op.operands):
                 self._compute(op)
             else:
                 declared = tuple(self._as(v, v.type.dtype) for v in op.operands)
@@ -84,12 +91,11 @@ class _Caster:
         """An operation on operands of the short type. Contractions still give their declared
         result, since the sum leaves PSUM in fp32.
         """
-        operands = tuple(
-            self._as(v, self.cast if _is_fp32(v) else v.type.dtype) for v in op.operands
-        )
+        short = self.cast[op.name]
+        operands = tuple(self._as(v, short if _is_fp32(v) else v.type.dtype) for v in op.operands)
         for result in op.results:
             if _is_fp32(result) and op.name not in CONTRACTIONS:
-                self.values[result] = Value(tensor_type(result.type.shape, self.cast))
+                self.values[result] = Value(tensor_type(result.type.shape, short))
         results = tuple(self.values.get(r, r) for r in op.results)
         self.ops.append(defining(with_operands(op, operands), results))
 

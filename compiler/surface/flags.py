@@ -14,8 +14,9 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.machine.target import families
+from shardwright.compiler.machine.target import NEURON_CC, NEURONX_CC, families
 from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.surface import neuron_cc
 from shardwright.compiler.surface.releases import Profile
 
 
@@ -46,7 +47,10 @@ class Flag:
 
     `field` names the option or command setting it sets; `replaces` is the (flag, value) a
     deprecated flag stands for; `old_values` are (old spelling, what it means now), which warn;
-    `since` is the first release with the flag.
+    `since` is the first release with the flag. `compiler` is the only one that has the flag (empty:
+    both); on a machine of the other one it is refused, with what does the same there (`instead`),
+    or has the effect `foreign`. `renamed` is the flag it is for neuron-cc, with the same value;
+    `compiler_defaults` are (compiler, value) where a compiler has a default of its own.
     """
 
     name: str
@@ -61,6 +65,11 @@ class Flag:
     old_values: tuple[tuple[str, str], ...] = ()
     since: str = ""
     deprecated_since: str = ""
+    compiler: str = ""
+    instead: str = ""
+    foreign: Effect | None = None
+    renamed: str = ""
+    compiler_defaults: tuple[tuple[str, Any], ...] = ()
     help: str
     source: str
 
@@ -71,6 +80,7 @@ class Flag:
 
 
 _CLI = "command reference"
+_CC1 = "command reference of neuron-cc"
 _RN = "release notes"
 _USE = "public scripts (use)"
 
@@ -78,6 +88,7 @@ TARGETS = families()
 STRATEGIES = ("generic", "llm-training", "fsdp")
 DOWNCASTS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+LEVEL_NAMES = {"warn": "warning"}  # of neuron-cc
 
 
 def _command(
@@ -117,9 +128,9 @@ def _recorded(name: str, kind: Kind, help: str, source: str = _USE, **rest: Any)
     return Flag(name=name, kind=kind, effect=Effect.RECORDED, help=help, source=source, **rest)
 
 
-def _wrapper(name: str, kind: Kind) -> Flag:
+def _wrapper(name: str, kind: Kind, **rest: Any) -> Flag:
     help, source = "belongs to the caching wrapper", "persistent cache page"
-    return Flag(name=name, kind=kind, effect=Effect.WRAPPER, help=help, source=source)
+    return Flag(name=name, kind=kind, effect=Effect.WRAPPER, help=help, source=source, **rest)
 
 
 _NEURONX: tuple[Flag, ...] = (
@@ -144,6 +155,7 @@ _NEURONX: tuple[Flag, ...] = (
         _CLI,
         aliases=("-o",),
         default="file.neff",
+        compiler_defaults=((NEURON_CC, "out.neff"),),
     ),
     _command(
         "compiler-version-profile",
@@ -152,6 +164,7 @@ _NEURONX: tuple[Flag, ...] = (
         "ours",
         default="own",
         field="profile",
+        compiler=NEURONX_CC,
     ),
     _option(
         "model-type",
@@ -161,6 +174,7 @@ _NEURONX: tuple[Flag, ...] = (
         values=("generic", "transformer", "unet-inference"),
         old_values=(("transformer-inference", "transformer"), ("cnn-training", "generic")),
         default="generic",
+        compiler=NEURONX_CC,
     ),
     _option(
         "auto-cast",
@@ -171,6 +185,8 @@ _NEURONX: tuple[Flag, ...] = (
         old_values=(("matmul", "matmult"),),
         default="matmult",
         later=(("2.22.12471", "none"),),
+        compiler=NEURONX_CC,
+        instead="--fp32-cast or --fast-math",
     ),
     _option(
         "auto-cast-type",
@@ -179,6 +195,65 @@ _NEURONX: tuple[Flag, ...] = (
         _CLI,
         values=("bf16", "fp16", "tf32", "fp8_e4m3"),
         default="bf16",
+        compiler=NEURONX_CC,
+        instead="--fp32-cast or --fast-math",
+    ),
+    _option(
+        "relayout",
+        Kind.CHOICE,
+        "the type in which fp32 values are transposed",
+        "compiler/options.py",
+        values=("exact", "bf16", "fp16"),
+        default="exact",
+        compiler=NEURONX_CC,
+        instead="--fast-math",
+    ),
+    _command(
+        "fast-math",
+        Kind.WORDS,
+        "which fp32 operations are cast, and how fp32 values are transposed",
+        _CC1,
+        values=neuron_cc.WORDS,
+        default=neuron_cc.DEFAULT,
+        compiler=NEURON_CC,
+        instead="--auto-cast, --auto-cast-type and --relayout",
+    ),
+    _command(
+        "fp32-cast",
+        Kind.CHOICE,
+        "which fp32 operations are cast to which type; beats --fast-math",
+        _CC1,
+        values=tuple(neuron_cc.CASTS),
+        compiler=NEURON_CC,
+        instead="--auto-cast and --auto-cast-type",
+    ),
+    _command(
+        "io-config",
+        Kind.TEXT,
+        "inputs, with shapes and types, and outputs of the model: JSON, or a file of it",
+        _CC1,
+        compiler=NEURON_CC,
+        instead="the shapes in the model file",
+    ),
+    _command(
+        "neuroncore-pipeline-cores",
+        Kind.INTEGER,
+        "NeuronCores over which the model is spread, as groups of operators one behind the other",
+        f"{_CC1}; neuronx-cc removed it in 2.4.0.21",
+        field="pipeline_cores",
+        default=1,
+        compiler=NEURON_CC,
+        foreign=Effect.RECORDED,
+    ),
+    Flag(
+        name="num-neuroncores",
+        kind=Kind.INTEGER,
+        effect=Effect.REPLACED,
+        replaces=("neuroncore-pipeline-cores", ""),
+        compiler=NEURON_CC,
+        instead="--logical-nc-config, or a mesh of run and plan",
+        help="--neuroncore-pipeline-cores, its name from 1.0.24045 on",
+        source=_CC1,
     ),
     _option(
         "native-int64",
@@ -188,6 +263,7 @@ _NEURONX: tuple[Flag, ...] = (
         values=("default", "enabled", "disabled"),
         default="default",
         since="2.27.5334",
+        compiler=NEURONX_CC,
     ),
     _option(
         "implicit-integer-downcast",
@@ -197,6 +273,7 @@ _NEURONX: tuple[Flag, ...] = (
         values=("default", "all", "none", *DOWNCASTS),
         default="default",
         since="2.27.5334",
+        compiler=NEURONX_CC,
     ),
     _command(
         "distribution-strategy",
@@ -208,6 +285,7 @@ _NEURONX: tuple[Flag, ...] = (
         default="generic",
         field="strategy",
         since="2.6.0.19",
+        compiler=NEURONX_CC,
     ),
     _option(
         "logical-nc-config",
@@ -263,6 +341,7 @@ _NEURONX: tuple[Flag, ...] = (
         default=False,
         later=(("2.22.12471", True),),
         since="2.13.66",
+        compiler=NEURONX_CC,
     ),
     _option(
         "disable-mixed-precision-accumulation",
@@ -272,6 +351,7 @@ _NEURONX: tuple[Flag, ...] = (
         field="mixed_precision_accumulation",
         constant=False,
         since="2.22.12471",
+        compiler=NEURONX_CC,
     ),
     _option(
         "enable-saturate-infinity",
@@ -318,6 +398,7 @@ _NEURONX: tuple[Flag, ...] = (
         "take F8E4M3FN tensors as F8E4M3",
         "error page EVRF051",
         default=False,
+        compiler=NEURONX_CC,
     ),
     _option(
         "instruction-limit",
@@ -348,7 +429,8 @@ _NEURONX: tuple[Flag, ...] = (
         "every stage as text goes there, numbered and named (docs/text-forms.md)",
         "this compiler only",
     ),
-    _recorded("neuroncore-pipeline-cores", Kind.INTEGER, "removed in 2.4.0.21", _RN),
+    _recorded("static-weights", Kind.SWITCH, "made needless in 11/2020", _CC1, compiler=NEURON_CC),
+    _recorded("batching_en", Kind.SWITCH, "made needless in 11/2020", _CC1, compiler=NEURON_CC),
     _recorded("tensorizer-options", Kind.TEXT, "options of a vendor stage"),
     _recorded("internal-hlo2tensorizer-options", Kind.TEXT, "options of a vendor stage"),
     _recorded("internal-backend-options", Kind.TEXT, "options of a vendor stage"),
@@ -357,12 +439,12 @@ _NEURONX: tuple[Flag, ...] = (
     _wrapper("cache_dir", Kind.TEXT),
     _wrapper("no_cache", Kind.SWITCH),
     _wrapper("retry_failed_compilation", Kind.SWITCH),
-    _wrapper("log_level", Kind.TEXT),
+    _wrapper("log_level", Kind.TEXT, renamed="verbose"),
 )
 
 
 def _own(field: dataclasses.Field[Any]) -> Flag:
-    """The flag of a compile option that neuronx-cc does not have."""
+    """The flag of a compile option that no other compiler has."""
     kinds = {"bool": Kind.SWITCH, "int": Kind.INTEGER, "str": Kind.TEXT}
     choices = field.metadata.get("choices", ())
     return _option(

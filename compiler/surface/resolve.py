@@ -7,12 +7,14 @@ that the last of several competing ones counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError, did_you_mean
 from shardwright.compiler.machine.target import (
+    NEURON_CC,
+    PRODUCT_TRANSPOSES,
     Target,
     hypothetical_text,
     load_target,
@@ -24,6 +26,7 @@ from shardwright.compiler.surface import releases
 from shardwright.compiler.surface.flags import (
     DOWNCASTS,
     FLAGS,
+    LEVEL_NAMES,
     LEVELS,
     TARGETS,
     Effect,
@@ -31,6 +34,7 @@ from shardwright.compiler.surface.flags import (
     Kind,
     find,
 )
+from shardwright.compiler.surface.neuron_cc import cast_options
 from shardwright.compiler.surface.releases import Profile
 
 PAGE_STEP_MB, PAGE_END_MB = 512, 4096
@@ -62,6 +66,8 @@ class Command:
     fast_loading: bool
     fast_context_switch: bool
     scratchpad_page_mb: int
+    pipeline_cores: int
+    io_config: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +133,59 @@ def resolve(flags: Sequence[Given]) -> Resolved:
     NCC_EARG001 for a target or a logical core size the target does not have.
     """
     settings = settings_of(flags)
-    command = _command(settings.values, settings.profile)
+    compiler = find_target(settings.values.get("target", "")).core.compiler
+    known = [_known_as(item, compiler) for item in flags]
+    if known != list(flags):
+        settings = settings_of(known)
+    foreign = [item for item in known if item.flag.compiler not in ("", compiler)]
+    notices = [*settings.notices, *(_foreign_notice(item, compiler) for item in foreign)]
+    values = _of_compiler(settings, compiler, {item.flag.field for item in foreign})
+    command = _command(values, settings.profile)
     options = replace(settings.options, lnc=command.target.lnc)
-    notices = (*settings.notices, *_ineffective(settings.effective, options, command))
-    return Resolved(options, command, settings.recorded, notices)
+    if compiler == NEURON_CC:
+        options = replace(options, **cast_options(values["fast_math"], values.get("fp32_cast", "")))
+        notices.append(_casts_notice(options))
+    notices += _ineffective(settings.effective, options, command)
+    recorded = settings.recorded | {item.flag.name: item.value or "on" for item in foreign}
+    return Resolved(options, command, recorded, tuple(notices))
+
+
+def _known_as(item: Given, compiler: str) -> Given:
+    """The flag as the compiler of the machine calls it."""
+    renamed = find(f"--{item.flag.renamed}") if compiler == NEURON_CC else None
+    return item if renamed is None else replace(item, flag=renamed)
+
+
+def _foreign_notice(item: Given, compiler: str) -> Diagnostic:
+    """What is said of a flag of another compiler that is taken. Raises UsageError (SW_USAGE) for
+    one that is not."""
+    flag = item.flag
+    if flag.foreign is None:
+        raise UsageError(
+            "SW_USAGE",
+            f"{item.spelling} requires a --target of {flag.compiler}, got one of {compiler}",
+            hint=f"use {flag.instead}" if flag.instead else f"leave {item.spelling} out",
+        )
+    return _notice("info", f"{item.spelling}: {flag.foreign.value} ({flag.source})")
+
+
+def _of_compiler(settings: Settings, compiler: str, foreign: Collection[str]) -> dict[str, Any]:
+    """Every field with a value: those that were typed, the compiler's defaults, the release's."""
+    own = {
+        flag.field: value
+        for flag in FLAGS
+        for name, value in flag.compiler_defaults
+        if name == compiler
+    }
+    given = {field: value for field, value in settings.given.items() if field not in foreign}
+    return settings.defaults | own | given
+
+
+def _casts_notice(options: CompileOptions) -> Diagnostic:
+    what = "fp32 operations" if options.auto_cast == "all" else "fp32 products"
+    moved = "byte by byte" if options.relayout == "exact" else f"in {options.relayout}"
+    text = f"--fast-math, --fp32-cast: {what} are computed in {options.auto_cast_type}, fp32 values"
+    return _notice("info", f"{text} are transposed {moved}")
 
 
 def _effective(item: Given, profile: Profile, notices: list[Diagnostic]) -> Given:
@@ -150,11 +205,12 @@ def _effective(item: Given, profile: Profile, notices: list[Diagnostic]) -> Give
         return item
     name, value = flag.replaces
     if profile.at_least(flag.deprecated_since):
-        text = f"{item.spelling} is deprecated and will be removed, use --{name} {value}"
+        text = f"{item.spelling} is deprecated and will be removed, use --{name}"
+        text += f" {value or item.value}"
         notices.append(_notice("warning", text))
     target = find(f"--{name}")
     assert target is not None, name
-    return replace(item, flag=target, value=value)
+    return replace(item, flag=target, value=value or item.value)
 
 
 def _notice(severity: str, message: str) -> Diagnostic:
@@ -220,7 +276,7 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         text = f"--hbm-scratchpad-page-size requires {required}, got {page}"
         raise UsageError("SW_USAGE", text)
     lnc, hypothetical = settings.get("lnc", 0), settings["hypothetical"]
-    as_given = ("hypothetical", "output", "logfile", "strategy", "fast_loading")
+    as_given = ("hypothetical", "output", "logfile", "strategy", "fast_loading", "pipeline_cores")
     return Command(
         target=logical(target, lnc, hypothetical, "--logical-nc-config"),
         profile=profile,
@@ -228,6 +284,7 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         save_temps="savetemps" in settings.get("pipeline", "").lower(),
         dump_dir=settings.get("dump_dir", ""),
         scratchpad_page_mb=page,
+        io_config=settings.get("io_config", ""),
         **{name: settings[name] for name in (*as_given, "fast_context_switch")},
     )
 
@@ -254,7 +311,7 @@ def find_target(text: str) -> Target:
 
 
 def _level(text: str) -> int:
-    word = text.lower()
+    word = LEVEL_NAMES.get(text.lower(), text.lower())
     if word in LEVELS:
         return LEVELS[word]
     if word.isascii() and word.isdigit():
@@ -275,7 +332,7 @@ def _ineffective(
         found.append(f"{text} 2.22.12471); add --auto-cast matmult")
     if options.native_int64 == "enabled" and generation == "v2":
         found.append(f"--native-int64 enabled has no effect on {command.target.name}")
-    if options.saturate_infinity and generation != "v2":
+    if options.saturate_infinity and generation not in PRODUCT_TRANSPOSES:
         found.append(f"--enable-saturate-infinity has no effect on {command.target.name}")
     if command.strategy == "fsdp" and not command.profile.has("fsdp_spelling"):
         found.append("--distribution-strategy fsdp is documented by release 2.6.0.19 only")
