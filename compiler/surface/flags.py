@@ -430,7 +430,7 @@ _NEURONX: tuple[Flag, ...] = (
         "this compiler only",
     ),
     _recorded("static-weights", Kind.SWITCH, "made needless in 11/2020", _CC1, compiler=NEURON_CC),
-    _recorded("batching_en", Kind.SWITCH, "made needless in 11/2020", _CC1, compiler=NEURON_CC),
+    _recorded("batching-en", Kind.SWITCH, "made needless in 11/2020", _CC1, compiler=NEURON_CC),
     _recorded("tensorizer-options", Kind.TEXT, "options of a vendor stage"),
     _recorded("internal-hlo2tensorizer-options", Kind.TEXT, "options of a vendor stage"),
     _recorded("internal-backend-options", Kind.TEXT, "options of a vendor stage"),
