@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -108,7 +108,6 @@ class CoreModel:
     generation: str
     clock_hz: Mapping[str, int]  # engine value (tensor, vector, scalar, gpsimd) -> Hz
     limits: Limits
-    compiler: str  # of COMPILERS
     dma_engines: int = _fact()
     dma_engine_bytes_per_s: float = _fact("dma_engine_sustained_gb_per_s", 1e9)
     dma_fixed_ps: int = _fact("dma_fixed_ns", 1e3)
@@ -124,6 +123,12 @@ class CoreModel:
     hbm_bank_cores: int = _fact("physical_cores_per_hbm_bank", otherwise=1)
     """Physical cores that share the bandwidth of an HBM bank."""
     peak_bf16_flops_per_s: float = _fact("tensor_bf16_tflops", 1e12)
+    compiler: str = _fact("compiler", otherwise=NEURONX_CC)
+    """The vendor's compiler for it, of `COMPILERS`."""
+    refused_types: Sequence[str] = _fact("refused_types", otherwise=())
+    """Element types that this compiler does not take."""
+    refused_io_types: Sequence[str] = _fact("refused_io_types", otherwise=())
+    """Element types of inputs and outputs, besides."""
     stall_recovery: float = 0.0
     """Share of the time in which a kernel waits, while none of its engines is the bottleneck, that
     neighbouring kernels fill. Of runs only: code is chosen at `evaluate.ORACLE_RECOVERY`."""
@@ -355,7 +360,6 @@ def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
         generation=data["generation"],
         clock_hz=clock_hz,
         limits=_made(Limits, f, generation=generation, engines=engines),
-        compiler=data.get("compiler", NEURONX_CC),
     )
 
 
