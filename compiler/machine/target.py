@@ -44,7 +44,7 @@ PRICE_KINDS = tuple(_PRICES)
 class Fact:
     """One figure of a machine, in data-sheet units. `status` is documented, inferred, unknown (the
     value is a default), or given: by the user's own file. A price has the day of its list and the
-    region, where the source names one.
+    region, where the source names one; a default has the range in which the figure lies.
     """
 
     value: Any
@@ -52,6 +52,7 @@ class Fact:
     source: str
     date: str = ""
     region: str = ""
+    range: Sequence[float] = ()
 
 
 def _fact(name: str = "", factor: float = 1, otherwise: Any = None) -> Any:
@@ -275,6 +276,12 @@ def _load(name: str) -> Target:
 def facts_of(target: Target) -> dict[str, Fact]:
     """All figures of a machine and its NeuronCore, as its files give them."""
     return _described(target.name)[1]
+
+
+def undocumented_clocks(target: Target) -> list[str]:
+    """The engines whose clock has no source: times of such a machine are hypothetical."""
+    facts = facts_of(target)
+    return [e for e in target.core.limits.engines if facts[f"{e}_clock_ghz"].status == "unknown"]
 
 
 def altered(target: Target, values: Mapping[str, Any]) -> Target:

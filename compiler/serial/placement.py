@@ -12,6 +12,9 @@ from shardwright.compiler.machine.target import Target
 from shardwright.compiler.surface.operators import neuron_cc_reason
 
 
+_INDICES = "makes indices of operators that stay on the host"
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
     """One kind of operator of a model: how many there are, how many of them run on cores, and why
@@ -43,7 +46,7 @@ def host_reasons(graph: Graph) -> dict[Op, str]:
         is_index = all(not v.type.dtype.is_float for v in (*op.operands, *op.results))
         is_inner = bool(op.operands) and readers and kept.isdisjoint(op.results)
         if op not in found and is_inner and is_index and all(r in found for r in readers):
-            found[op] = "makes indices of operators that stay on the host"
+            found[op] = _INDICES
     return found
 
 
@@ -111,14 +114,21 @@ def _refused(what: str, dtype: str, target: Target) -> CompileError:
 
 
 def host_findings(reasons: Mapping[Op, str]) -> list[Diagnostic]:
-    """A warning for every kind of operator that stays on the host, at the first place of it."""
+    """A warning for every kind of operator that stays on the host by itself, at the first place of
+    it; what only makes its indices is not told apart.
+    """
     first: dict[tuple[str, str], Op] = {}
     for op, why in reasons.items():
+        if why == _INDICES:
+            continue
         first.setdefault((op.name, why), op)
     return [
-        Diagnostic("SW_HOST_OPERATOR", f"{name} stays on the CPU: it {why}", op.loc, _KEEP)
+        Diagnostic(
+            "SW_HOST_OPERATOR",
+            f"{name} stays on the CPU: it {why}",
+            op.loc,
+            "nothing has to be done; tensors go to the host and back, which takes time",
+            "warning",
+        )
         for (name, why), op in first.items()
     ]
-
-
-_KEEP = "nothing has to be done; tensors go to the host and back, which takes time"

@@ -143,7 +143,8 @@ def resolve(flags: Sequence[Given]) -> Resolved:
     command = _command(values, settings.profile)
     options = replace(settings.options, lnc=command.target.lnc)
     if compiler == NEURON_CC:
-        options = replace(options, **cast_options(values["fast_math"], values.get("fp32_cast", "")))
+        casts: Any = cast_options(values["fast_math"], values.get("fp32_cast", ""))
+        options = replace(options, **casts)
         notices.append(_casts_notice(options))
     notices += _ineffective(settings.effective, options, command)
     recorded = settings.recorded | {item.flag.name: item.value or "on" for item in foreign}

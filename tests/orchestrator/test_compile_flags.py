@@ -59,9 +59,7 @@ def spellings(flag: Flag) -> list[list[str]]:
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_every_spelling_of_a_flag_means_the_same(flag: Flag) -> None:
     target = "inf1" if flag.compiler == NEURON_CC else "trn1"
-    first, *others = [
-        resolved_for(target, "--hypothetical", *words) for words in spellings(flag)
-    ]
+    first, *others = [resolved_for(target, "--hypothetical", *words) for words in spellings(flag)]
     for other in others:
         assert (other.options, other.command, other.recorded) == (
             first.options,
