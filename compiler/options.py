@@ -78,8 +78,11 @@ class CompileOptions:
 
     @property
     def keeps_fp32(self) -> bool:
-        """Whether short floats stay fp32 on chip; casting everything asks for the opposite."""
-        return self.mixed_precision_accumulation and self.auto_cast != "all"
+        """Whether short floats stay fp32 on chip; casting everything asks for the opposite, and so
+        does a relayout that rounds.
+        """
+        rounds = self.auto_cast == "all" or self.relayout != "exact"
+        return self.mixed_precision_accumulation and not rounds
 
     def packed(self) -> bytes:
         """A short form of everything that differs from the defaults, deterministic."""

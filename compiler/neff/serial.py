@@ -21,7 +21,16 @@ from shardwright.compiler.neff.format import PROGRAM_SECTION
 from shardwright.compiler.neff.manifest import MAX_CORE_FILES
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.neff.writer import pack
-from shardwright.compiler.support.schema import COUNTS, TEXT, Items, Rule, Table, row, several
+from shardwright.compiler.support.schema import (
+    COUNT,
+    COUNTS,
+    TEXT,
+    Items,
+    Rule,
+    Table,
+    row,
+    several,
+)
 
 KIND = "pipeline"
 HOST_CORE = -1
@@ -30,6 +39,8 @@ _CORE = Rule(
     "a core, or -1 for the host", lambda v: type(v) is int and HOST_CORE <= v < MAX_CORE_FILES
 )
 _CORES = Rule("a number of cores", lambda v: type(v) is int and 0 < v <= MAX_CORE_FILES)
+OPERATORS = several(row(TEXT, COUNT, COUNT, TEXT))
+"""Rows of `serial/placement.py: OperatorRow`."""
 _PIECE = Table(
     {"name": TEXT, "core": _CORE, "inputs": several(TEXT), "outputs": several(TEXT)},
 )
@@ -42,6 +53,7 @@ META = Table(
         "outputs": several(row(TEXT, TEXT)),
         "pieces": Items(_PIECE),
     },
+    {"operators": OPERATORS},
     is_open=True,
 )
 

@@ -225,8 +225,8 @@ def _with_repeated(
     """`ops` behind the repeated operators that they, and what leaves the piece, need."""
     own = list(ops)
     needed = {*operands_of(own), *made}
-    found = []
-    for op in reversed(repeated):
+    found = list[Op]()
+    for op in reversed(list(repeated)):
         if needed.intersection(op.results):
             found.append(op)
             needed.update(op.operands)

@@ -11,7 +11,6 @@ from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.machine.target import Target
 from shardwright.compiler.surface.operators import neuron_cc_reason
 
-
 _INDICES = "makes indices of operators that stay on the host"
 
 
@@ -85,7 +84,7 @@ def operator_rows(graph: Graph, reasons: Mapping[Op, str]) -> list[OperatorRow]:
                 count(region, why)
 
     count(graph, "")
-    rows = [OperatorRow(name, *row, whys.get(name, "")) for name, row in counts.items()]
+    rows = [OperatorRow(n, row[0], row[1], whys.get(n, "")) for n, row in counts.items()]
     return sorted(rows, key=lambda row: (row.is_supported, -row.instances, row.name))
 
 

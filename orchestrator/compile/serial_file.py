@@ -106,8 +106,8 @@ def _tell(serial: Serial, target: Target, log: CompileLog) -> None:
     fits = sum(size <= room for size in weights)
     log.say(
         "info",
-        f"weights: {max(weights)} bytes on the fullest core; those of {fits} of {serial.cores} cores"
-        f" fit on chip ({room} bytes, {limits.sbuf_bytes} per partition)",
+        f"weights: {max(weights)} bytes on the fullest core; those of {fits} of"
+        f" {serial.cores} cores fit on chip ({room} bytes, {limits.sbuf_bytes} per partition)",
     )
     advised = _CORES_PER_HINT * round(sum(weights) / 4 / _WEIGHTS_PER_HINT)
     if advised:

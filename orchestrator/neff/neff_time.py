@@ -62,8 +62,8 @@ def _say_clocks(target: Target) -> None:
     if engines := undocumented_clocks(target):
         names = " and ".join(engines)
         say(
-            f"hypothetical: no clock of {target.core.name} is published for its {names} engines; the"
-            " band is that of all its figures without a source",
+            f"hypothetical: no clock of {target.core.name} is published for its {names} engines;"
+            " the band is that of all its figures without a source",
             err=True,
         )
 
@@ -73,9 +73,8 @@ def band_ps(timed: Timed, target: Target) -> tuple[int, int]:
     alone tells which of its ends is slower, then all go to their fast and to their slow ends."""
     fast, slow = dict[str, Any](), dict[str, Any]()
     for name, fact in _ranged(target).items():
-        low, high = fact.range
-        ends = sorted((low, high), key=lambda end, name=name: timed(altered(target, {name: end})))
-        fast[name], slow[name] = ends
+        low, high = ((timed(altered(target, {name: end})), end) for end in fact.range)
+        (_, fast[name]), (_, slow[name]) = sorted((low, high))
     return timed(altered(target, fast)), timed(altered(target, slow))
 
 
@@ -200,7 +199,7 @@ def print_serial_time(file: SerialFile, target: Target) -> None:
     shown = ", ".join(f"core {k} {ps / PS_PER_S:.9f} s" for k, ps in enumerate(found.cores))
     handed, started = found.hand_offs / PS_PER_S, found.launches / PS_PER_S
     say(f"{shown}; handed over {handed:.9f} s, started {started:.9f} s", err=True)
-    hosts = sum(len(s.graph.ops) for s in file.stages if s.graph is not None)
+    hosts = sum(row[1] - row[2] for row in file.meta.get("operators", ()))
     if hosts:
         say(f"without the time of {hosts} operators on the CPU, and of the way there", err=True)
     _say_clocks(target)

@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from rich.table import Table
 
-from shardwright.compiler.diagnostics import LoadError, UsageError
+from shardwright.compiler.diagnostics import Diagnostic, LoadError, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.budget import count_instructions
@@ -198,7 +198,7 @@ def _run_serial(
         watch = IndexWatch(options.strict_indices)
         with _rounding(options.seed):
             results = run_serial(file, given, options.level, watch)
-        _write_outputs(outputs, results, [name for name, _ in file.outputs], watch)
+        _write_outputs(outputs, results, [name for name, _ in file.outputs], watch.findings)
     if options.timed:
         from shardwright.orchestrator.neff.neff_time import print_serial_time
 
@@ -218,14 +218,17 @@ def _run_values(
     watch = IndexWatch(options.strict_indices)
     with _rounding(options.seed):
         results = run_single(program, given, options.level, watch, Ranks(*mesh_of(opened)))
-    _write_outputs(outputs, results, program.outputs, watch)
+    _write_outputs(outputs, results, program.outputs, watch.findings)
 
 
 def _write_outputs(
-    outputs: Path, results: Mapping[str, np.ndarray], order: Sequence[str], watch: IndexWatch
+    outputs: Path,
+    results: Mapping[str, np.ndarray],
+    order: Sequence[str],
+    findings: Sequence[Diagnostic],
 ) -> None:
-    """Write `out0`, `out1`, ... in the order of their names, and say what `watch` was told."""
-    for finding in watch.findings:
+    """Write `out0`, `out1`, ... in the order of their names, and say what was found."""
+    for finding in findings:
         say(finding.render(), err=True)
     names = {f"out{k}": name for k, name in enumerate(order)}
     with writing(outputs, "--outputs"), outputs.open("wb") as stream:
