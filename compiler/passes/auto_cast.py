@@ -9,10 +9,11 @@ transposed: source, `--fast-math` in the command reference of neuron-cc (fast-re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import defining
+from shardwright.compiler.ir.facts import permutation
 from shardwright.compiler.ir.opdef import Kind, make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_operands, with_ops
@@ -27,8 +28,6 @@ CAST_TYPES = {
     "tf32": DType.TF32,
     "fp8_e4m3": DType.F8E4M3,
 }
-PERMUTATIONS = frozenset({"transpose"})
-"""Ops that only reorder dims."""
 _ARITHMETIC = of(Kind.ELEMENTWISE, Kind.REDUCTION, Kind.WINDOW) - {"bitcast_convert"}
 """Ops that compute on elements; conversions say their type themselves."""
 
@@ -43,21 +42,27 @@ def casts_of(options: CompileOptions) -> Casts | None:
 
 def auto_cast(graph: Graph, options: CompileOptions) -> Graph:
     """`graph` (loop-free) computed as `auto_cast`, `auto_cast_type` and `relayout` say."""
-    casts = casts_of(options)
-    types = {} if casts is None else dict.fromkeys(casts.operands_of, casts.dtype)
-    if options.relayout != "exact":
-        types |= dict.fromkeys(PERMUTATIONS, CAST_TYPES[options.relayout])
-    return _Caster(graph, types).run() if types else graph
+    casts, moved = casts_of(options), CAST_TYPES.get(options.relayout)
+    if casts is None and moved is None:
+        return graph
+
+    def cast(op: Op) -> DType | None:
+        if permutation(op) is not None:
+            return moved
+        return casts.dtype if casts is not None and op.name in casts.operands_of else None
+
+    return _Caster(graph, cast).run()
 
 
 class _Caster:
-    """One graph with its fp32 operations rewritten to the types in `cast`, by name.
+    """One graph with its fp32 operations rewritten to the types that `cast` gives, None for those
+    that stay.
 
     `values` holds what an old value is now: an arithmetic result may have become shorter. Whoever
     needs the declared type asks `declared`, whoever computes in the short type asks `short`.
     """
 
-    def __init__(self, graph: Graph, cast: Mapping[str, DType]) -> None:
+    def __init__(self, graph: Graph, cast: Callable[[Op], DType | None]) -> None:
         self.graph = graph
         self.cast = cast
         self.ops: list[Op] = []
@@ -67,8 +72,9 @@ class _Caster:
     def run(self) -> Graph:
         """The rewritten graph: same inputs, outputs of the same types."""
         for op in self.graph.ops:
-            if op.name in self.cast and any(_is_fp32(v) for v in op.operands):
-                self._compute(op)
+            short = self.cast(op)
+            if short is not None and any(_is_fp32(v) for v in op.operands):
+                self._compute(op, short)
             else:
                 declared = tuple(self._as(v, v.type.dtype) for v in op.operands)
                 self.ops.append(with_operands(op, declared))
@@ -87,11 +93,10 @@ class _Caster:
             self.converted[key] = convert.result
         return self.converted[key]
 
-    def _compute(self, op: Op) -> None:
+    def _compute(self, op: Op, short: DType) -> None:
         """An operation on operands of the short type. Contractions still give their declared
         result, since the sum leaves PSUM in fp32.
         """
-        short = self.cast[op.name]
         operands = tuple(self._as(v, short if _is_fp32(v) else v.type.dtype) for v in op.operands)
         for result in op.results:
             if _is_fp32(result) and op.name not in CONTRACTIONS:

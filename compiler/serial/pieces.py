@@ -10,14 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import CompileError, UsageError
+from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.opdef import OPS, Kind
+from shardwright.compiler.ir.ops import ConstantAttrs
 from shardwright.compiler.ir.traits import of
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.machine.target import Target
 from shardwright.compiler.serial.groups import group_ends
 
 HOST = -1
-_REPEATED = of(Kind.LITERAL, Kind.VIEW, Kind.CAST, Kind.ELEMENTWISE, Kind.PART) - {"random_bits"}
+_REPEATED = of(Kind.LITERAL, Kind.VIEW, Kind.CAST, Kind.ELEMENTWISE, Kind.PART)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,8 @@ class Piece:
     @property
     def weight_bytes(self) -> int:
         """Bytes of its constants."""
-        ops = (op for op in self.graph.walk() if op.name == "constant")
-        return sum(op.result.type.num_bytes for op in ops)
+        held = (op.attrs for op in self.graph.walk())
+        return sum(len(attrs.data) for attrs in held if isinstance(attrs, ConstantAttrs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +211,7 @@ def _named(
             Piece(
                 name=f"{kind}{counts[core == HOST]:02d}",
                 core=core,
-                graph=Graph(tuple(read), tuple(body), tuple(made), graph.name),
+                graph=subgraph(read, body, made, graph.name),
                 inputs=tuple(name_of[value] for value in read),
                 outputs=tuple(name_of[value] for value in made),
             )

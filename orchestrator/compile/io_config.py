@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlparse
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.ir.rewrite import with_ops
 from shardwright.compiler.ir.types import Graph, TensorType
 from shardwright.compiler.support.documents import parse_json, read_text
 from shardwright.compiler.support.schema import COUNT, TEXT, Entries, Table, row, several
@@ -30,17 +29,17 @@ _TYPES = {"bool": DType.PRED, "float16": DType.F16, "float32": DType.F32, "bfloa
 _TYPES |= {"int32": DType.I32, "uint32": DType.U32}
 
 
-def with_io(
+def chosen_outputs(
     graph: Graph, inputs: Sequence[str], outputs: Sequence[str], text: str
-) -> tuple[Graph, list[str]]:
-    """(graph with the outputs that `text` names, in its order, their names); everything as it is
-    where `text` is empty.
+) -> list[str]:
+    """The outputs of a model that `text` names, in its order; all of them where it is empty.
+    `inputs` and `outputs` are the names that the graph's have.
 
     Raises UsageError (SW_IO_CONFIG) for what is no such text, and for inputs and outputs that the
     model does not have so.
     """
     if not text:
-        return graph, list(outputs)
+        return list(outputs)
     asked = _parsed(text)
     types = {name: value.type for name, value in zip(inputs, graph.inputs, strict=True)}
     if missing := [name for name in types if name not in asked["inputs"]]:
@@ -53,13 +52,11 @@ def with_io(
             what = f"{name} as {_shown(types[name])}, as in the model"
             given = f"{dtype}{list(shape)}"
             raise _refused(what, given, "export the model again with the shapes that are wanted")
-    made = dict(zip(outputs, graph.outputs, strict=True))
     for name in asked["outputs"]:
-        if name not in made:
-            hint = did_you_mean(name, made) or f"outputs are {', '.join(made)}"
-            raise _refused(f"outputs among {', '.join(made)}", repr(name), hint)
-    chosen = [str(name) for name in asked["outputs"]]
-    return with_ops(graph, graph.ops, tuple(made[name] for name in chosen)), chosen
+        if name not in outputs:
+            hint = did_you_mean(name, outputs) or f"outputs are {', '.join(outputs)}"
+            raise _refused(f"outputs among {', '.join(outputs)}", repr(name), hint)
+    return [str(name) for name in asked["outputs"]]
 
 
 def _shown(kind: TensorType) -> str:

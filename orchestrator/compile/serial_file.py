@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.machine.target import NEURON_CC, Target
 from shardwright.compiler.neff.manifest import MAX_CORE_FILES
@@ -23,7 +24,7 @@ from shardwright.compiler.serial.placement import (
 )
 from shardwright.compiler.surface.resolve import Resolved
 from shardwright.orchestrator.compile.compile_log import CompileLog
-from shardwright.orchestrator.compile.io_config import with_io
+from shardwright.orchestrator.compile.io_config import chosen_outputs
 
 _WEIGHTS_PER_HINT = 2e7
 _CORES_PER_HINT = 4
@@ -55,7 +56,9 @@ def placed(
         return None
     _check_cores(cores, target)
     inputs, outputs = names
-    graph, outputs = with_io(graph, inputs, outputs, command.io_config)
+    chosen = chosen_outputs(graph, inputs, outputs, command.io_config)
+    made = dict(zip(outputs, graph.outputs, strict=True))
+    graph = subgraph(graph.inputs, graph.ops, (made[name] for name in chosen), graph.name)
     check_types(graph, target)
     reasons = host_reasons(graph)
     rows = operator_rows(graph, reasons)
@@ -63,9 +66,9 @@ def placed(
         log.say("warning", finding.render())
     for line in table_of(rows):
         log.say("info", line)
-    serial = serial_of(graph, (inputs, outputs), reasons.keys(), cores, target)
+    serial = serial_of(graph, (inputs, chosen), reasons.keys(), cores, target)
     _tell(serial, target, log)
-    return Placed(graph=graph, outputs=outputs, serial=serial, rows=rows)
+    return Placed(graph=graph, outputs=chosen, serial=serial, rows=rows)
 
 
 def _check_cores(cores: int, target: Target) -> None:

@@ -34,6 +34,7 @@ PAGES = (
     "docs/trace.md",
     "docs/dumps.md",
     "docs/strategies/context.md",
+    "docs/neuron-cc.md",
     "docs/pytorch-trace.md",
 )
 """The pages that are sessions."""
