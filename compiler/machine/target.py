@@ -22,7 +22,7 @@ from shardwright.compiler.machine.custom_target import check_together, read_cust
 _DIRECTORY = Path(__file__).parent / "targets"
 PRODUCT_TRANSPOSES = ("v1", "v2")
 """Generations that transpose by a product with the identity, in which infinities become NaN:
-those whose compilers have `--enable-saturate-infinity` for it (documented)."""
+those whose compilers have an option that clamps them (documented)."""
 PS_PER_US = 10**6
 PS_PER_S = 10**12
 FIRST_TARGET = "trn1n.32xlarge"
