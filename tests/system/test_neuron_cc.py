@@ -78,7 +78,7 @@ def test_values_are_those_of_jax_within_the_rounding_of_the_cast(
     for values in found.values():
         assert off(values, model.expected) < ROUNDINGS * epsilon
     assert off(found["L0"], model.expected) > epsilon / 16, "the cast rounds"
-    assert off(found["L0"], found["L1"]) < 1e-5
+    assert off(found["L0"], found["L1"]) < 2 * epsilon, "a sum in another order rounds elsewhere"
 
 
 def test_a_short_cast_is_further_away_than_a_longer_one(folder: Path) -> None:
