@@ -24,6 +24,11 @@ from shardwright.compiler.neff.serial import SerialFile, Stage
 from shardwright.orchestrator.neff.neff_files import ProgramFile, mesh_of
 from shardwright.orchestrator.terminal.terminal import say
 from shardwright.sim_cluster.timing.macro import Stretch, program_macros
+from shardwright.sim_cluster.timing.resident import (
+    room_on_chip,
+    weight_bytes,
+    with_resident_weights,
+)
 from shardwright.sim_cluster.timing.sensitivity import TIMED
 
 Timed = Callable[[Target], int]
@@ -147,19 +152,35 @@ class SerialTime:
 
 def serial_time(file: SerialFile, target: Target) -> SerialTime:
     """Pieces one behind the other. The host starts the first piece, and every one behind an
-    operator of its own; a core waits for what it is handed."""
+    operator of its own; a core waits for what it is handed. Cores of a pipeline keep weights that
+    fit into their memory on chip.
+    """
+    kept = _keeping(file, target)
     cores, moves, launches = [0] * int(file.meta["cores"]), 0, 0
     place: dict[str, int] = {}
     behind_host = True
     for stage in file.stages:
         if stage.program is not None:
-            launch, *rest = _stretches(stage.program, target)
+            program = stage.program
+            if stage.core in kept:
+                program = with_resident_weights(program)
+            launch, *rest = _stretches(program, target)
             cores[stage.core] += sum(rest)
             launches += launch if behind_host else 0
             moves += _handed_ps(stage, place, target)
         behind_host = stage.program is None
         place |= dict.fromkeys(stage.outputs, stage.core)
     return SerialTime(cores=tuple(cores), hand_offs=moves, launches=launches)
+
+
+def _keeping(file: SerialFile, target: Target) -> set[int]:
+    """The cores of a pipeline whose weights stay on chip."""
+    held = [0] * int(file.meta["cores"])
+    for stage in file.stages:
+        if stage.program is not None:
+            held[stage.core] += weight_bytes(stage.program)
+    room = room_on_chip(target)
+    return {core for core, size in enumerate(held) if size <= room and len(held) > 1}
 
 
 def _handed_ps(stage: Stage, place: Mapping[str, int], target: Target) -> int:
@@ -196,6 +217,9 @@ def print_serial_time(file: SerialFile, target: Target) -> None:
     where = f"through {count} core{'s' * (count > 1)} of {target.name}"
     say(f"simulated time {_said(request, target)} of a request {where}", err=True)
     say(f"one request every {_said(slowest, target)}: the slowest core of {count}", err=True)
+    kept = len(_keeping(file, target))
+    if count > 1:
+        say(f"weights of {kept} of {count} cores stay on chip", err=True)
     shown = ", ".join(f"core {k} {ps / PS_PER_S:.9f} s" for k, ps in enumerate(found.cores))
     handed, started = found.hand_offs / PS_PER_S, found.launches / PS_PER_S
     say(f"{shown}; handed over {handed:.9f} s, started {started:.9f} s", err=True)

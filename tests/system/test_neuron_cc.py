@@ -306,6 +306,21 @@ def test_a_request_takes_all_cores_one_behind_the_other_and_a_stream_the_slowest
     assert found.launches == 100_000_000
 
 
+def test_weights_that_fit_on_chip_are_not_loaded_in_every_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = compiled(MODELS["perceptron"], "--neuroncore-pipeline-cores 2")
+    file, target = read_serial(Container.open(path)), load_target("inf1.xlarge")
+    kept = serial_time(file, target)
+    # 128 partitions of 8 bytes hold 1 KiB, either core has 17 KiB or more
+    loaded = serial_time(file, altered(target, {"sbuf_bytes_per_partition": 8}))
+    assert all(a < b for a, b in zip(kept.cores, loaded.cores, strict=True))
+    assert (kept.hand_offs, kept.launches) == (loaded.hand_offs, loaded.launches)
+    capsys.readouterr()
+    assert main(["neff", "run", str(path), "--time"]) == 0
+    assert "weights of 2 of 2 cores stay on chip" in capsys.readouterr().err
+
+
 def test_a_pipeline_needs_a_machine_with_as_many_cores(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
