@@ -138,7 +138,7 @@ def resolve(flags: Sequence[Given]) -> Resolved:
     if known != list(flags):
         settings = settings_of(known)
     foreign = [item for item in known if item.flag.compiler not in ("", compiler)]
-    notices = [*settings.notices, *(_foreign_notice(item, compiler) for item in foreign)]
+    notices = [*settings.notices, *foreign_notices(foreign, compiler)]
     values = _of_compiler(settings, compiler, {item.flag.field for item in foreign})
     command = _command(values, settings.profile)
     options = replace(settings.options, lnc=command.target.lnc)
@@ -157,17 +157,22 @@ def _known_as(item: Given, compiler: str) -> Given:
     return item if renamed is None else replace(item, flag=renamed)
 
 
-def _foreign_notice(item: Given, compiler: str) -> Diagnostic:
-    """What is said of a flag of another compiler that is taken. Raises UsageError (SW_USAGE) for
-    one that is not."""
-    flag = item.flag
-    if flag.foreign is None:
-        raise UsageError(
-            "SW_USAGE",
-            f"{item.spelling} requires a --target of {flag.compiler}, got one of {compiler}",
-            hint=f"use {flag.instead}" if flag.instead else f"leave {item.spelling} out",
-        )
-    return _notice("info", f"{item.spelling}: {flag.foreign.value} ({flag.source})")
+def foreign_notices(flags: Sequence[Given], compiler: str) -> list[Diagnostic]:
+    """What is said of flags of another compiler that are taken all the same. Raises UsageError
+    (SW_USAGE) for one that is not."""
+    found = []
+    for item in flags:
+        flag = item.flag
+        if flag.compiler in ("", compiler):
+            continue
+        if flag.foreign is None:
+            raise UsageError(
+                "SW_USAGE",
+                f"{item.spelling} requires a --target of {flag.compiler}, got one of {compiler}",
+                hint=f"use {flag.instead}" if flag.instead else f"leave {item.spelling} out",
+            )
+        found.append(_notice("info", f"{item.spelling}: {flag.foreign.value} ({flag.source})"))
+    return found
 
 
 def _of_compiler(settings: Settings, compiler: str, foreign: Collection[str]) -> dict[str, Any]:
