@@ -38,6 +38,11 @@ class CompileOptions:
 
     auto_cast_type: str = choice("bf16", "bf16", "fp16", "tf32", "fp8_e4m3")
 
+    relayout: str = choice("exact", "exact", "bf16", "fp16")
+    """The type in which fp32 values are transposed: as products of the tensor engine in a short
+    one, or byte by byte. neuron-cc's fast and no-fast relayout.
+    """
+
     mixed_precision_accumulation: bool = True
     """Keep intermediates of reductions of short types in fp32."""
 
@@ -76,8 +81,11 @@ class CompileOptions:
 
     @property
     def keeps_fp32(self) -> bool:
-        """Whether short floats stay fp32 on chip; casting everything asks for the opposite."""
-        return self.mixed_precision_accumulation and self.auto_cast != "all"
+        """Whether short floats stay fp32 on chip; casting everything asks for the opposite, and so
+        does a relayout that rounds.
+        """
+        rounds = self.auto_cast == "all" or self.relayout != "exact"
+        return self.mixed_precision_accumulation and not rounds
 
     def packed(self) -> bytes:
         """A short form of everything that differs from the defaults, deterministic."""

@@ -39,7 +39,7 @@ ABOVE = {
 """Rooms that what lies in a folder may not import: they stand on it."""
 COMPILER = (
     *("diagnostics", "dtypes", "model_types", "support", "options", "machine"),
-    *("text", "isa", "timing", "ir", "neff", "steps", "program", "surface", "rewriting"),
+    *("text", "isa", "timing", "ir", "neff", "steps", "program", "surface", "rewriting", "serial"),
     *("schedule", "codegen", "passes", "attention", "lower", "fusion", "outline"),
     *("linking", "shown", "driver", "frontend"),
 )

@@ -17,6 +17,7 @@ from typing import Any
 from shardwright.compiler.codegen.domain import AccessMap, PerDim, Split, Tensors
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.kernel import Affine, root_of
+from shardwright.compiler.isa.limits import walk
 from shardwright.compiler.isa.program import AccessPattern, Engine, Instr, Loop, Space, Tile
 from shardwright.compiler.machine.target import Limits
 
@@ -109,8 +110,15 @@ class Builder:
         return Scope(self, self.body, boxes)
 
     def code(self) -> tuple[list[Tile], Code]:
-        """Tiles and code made so far, as copies: later steps edit them in place."""
-        return [*map(replace, self.tiles)], _copied([*self.prefix, *self.body])
+        """Tiles and code made so far, as copies: later steps edit them in place. Work for engines
+        that the core has not goes to those that stand in for them.
+        """
+        code = _copied([*self.prefix, *self.body])
+        issuers = {engine: Engine(self.limits.issuer(engine.value)) for engine in Engine}
+        if any(engine is not issuer for engine, issuer in issuers.items()):
+            for instr in walk(code):
+                instr.engine = issuers[instr.engine]
+        return [*map(replace, self.tiles)], code
 
     def is_alike(self, other: Builder) -> bool:
         """Whether both have made the same code so far."""

@@ -28,7 +28,8 @@ class Rates:
 
     def engine_ns(self, engine: Engine, cycles: float) -> float:
         """Time of `cycles` of an engine's clock; one element per lane and cycle at best."""
-        return cycles * _PER_NS / self.core.clock_hz[engine.value]
+        core = self.core
+        return cycles * _PER_NS / core.clock_hz[core.limits.issuer(engine.value)]
 
     def transfer_ns(self, total_bytes: float, run_bytes: float, rows: int) -> float:
         """Time of a DMA of `total_bytes` in runs of `run_bytes` to or from `rows` partitions."""

@@ -128,7 +128,8 @@ _GPSIMD_DEFAULT = _on_gpsimd("*", _UNK, _NO_RULE)
 
 
 def rule_for(opcode: str, engine: Engine, operands: Operands) -> CostRule:
-    """The first rule that holds.
+    """The first rule that holds; an engine that stands in for the only one with a rule takes as
+    many cycles.
 
     Raises KeyError when an instruction has no cost on that engine.
     """
@@ -137,6 +138,9 @@ def rule_for(opcode: str, engine: Engine, operands: Operands) -> CostRule:
             return rule
     if engine is Engine.GPSIMD:
         return _GPSIMD_DEFAULT
+    only = OF_OPCODE.get(opcode, ())
+    if engine is Engine.VECTOR and [rule.engine for rule in only] == [Engine.GPSIMD]:
+        return only[0]
     raise KeyError(f"no cost rule for {opcode} on {engine.value}")
 
 

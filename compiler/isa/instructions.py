@@ -26,6 +26,13 @@ class InstrDef:
     sources: tuple[int, ...]  # legal numbers of source operands
     attrs: tuple[str, ...] = ()
 
+    @property
+    def issuers(self) -> frozenset[Engine]:
+        """Who issues it on some core: Vector too, where it stands in for GpSimd (`Limits.issuer`
+        says on which).
+        """
+        return frozenset((*self.engines, *(COMPUTE if Engine.GPSIMD in self.engines else ())))
+
 
 INSTRUCTIONS: Mapping[str, InstrDef] = {
     # dst PSUM fp32 [M, N] = or += stationary[K, M]^T @ moving[K, N], SBUF operands, K, M <= 128, N

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.instructions import DMA, INSTRUCTIONS
+from shardwright.compiler.isa.instructions import DMA, INSTRUCTIONS, InstrDef
 from shardwright.compiler.isa.program import (
     AccessPattern,
     Engine,
@@ -76,7 +76,7 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
     if definition is None:
         return [f"unknown instruction {instr.opcode}"]
     found = []
-    if instr.engine not in definition.engines:
+    if instr.engine.value not in issuers_of(definition, limits):
         found.append(f"{instr.opcode} cannot be issued by {instr.engine.value}")
     if instr.row_sum is not None and instr.opcode != "activation_reduce":
         found.append(f"{instr.opcode} has one destination")
@@ -88,6 +88,13 @@ def check_instr(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> list[str
     if not found and instr.opcode in _RULES:
         found += _RULES[instr.opcode](instr, tiles, limits)
     return [f"{instr.opcode}: {text}" for text in found]
+
+
+def issuers_of(definition: InstrDef, limits: Limits) -> list[str]:
+    """The engines of a core that issue an instruction: those the instruction set names, or who
+    stands in for them.
+    """
+    return [limits.issuer(engine.value) for engine in definition.engines]
 
 
 def _check_pattern(

@@ -314,7 +314,7 @@ class _Kernels:
         definition = INSTRUCTIONS.get(instr.opcode)
         if definition is None:
             raise ValueError("there is no such instruction")
-        if instr.engine not in definition.engines:
+        if instr.engine not in definition.issuers:
             raise ValueError(f"{instr.engine.value} cannot issue it")
         if len(instr.srcs) not in definition.sources:
             raise ValueError(f"{definition.sources} sources required, got {len(instr.srcs)}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -21,11 +21,18 @@ from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.compiler.machine.custom_target import check_together, read_custom
 
 _DIRECTORY = Path(__file__).parent / "targets"
+PRODUCT_TRANSPOSES = ("v1", "v2")
+"""Generations that transpose by a product with the identity, in which infinities become NaN:
+those whose compilers have an option that clamps them (documented)."""
 PS_PER_US = 10**6
 PS_PER_S = 10**12
 FIRST_TARGET = "trn1n.32xlarge"
 HYPOTHETICAL_LNC = (1, 2)
-UNCOMPILED = "v1"
+NEURONX_CC, NEURON_CC = "neuronx-cc", "neuron-cc"
+COMPILERS = (NEURONX_CC, NEURON_CC)
+"""The vendor's compilers, whose command lines and rules a machine may have."""
+_ENGINES = ("tensor", "vector", "scalar", "gpsimd")
+_STAND_IN = "vector"
 _PRICES = {
     "on-demand": "price_usd_per_hour_on_demand",
     "capacity-block": "price_usd_per_hour_capacity_block",
@@ -38,7 +45,7 @@ PRICE_KINDS = tuple(_PRICES)
 class Fact:
     """One figure of a machine, in data-sheet units. `status` is documented, inferred, unknown (the
     value is a default), or given: by the user's own file. A price has the day of its list and the
-    region, where the source names one.
+    region, where the source names one; a default has the range in which the figure lies.
     """
 
     value: Any
@@ -46,6 +53,7 @@ class Fact:
     source: str
     date: str = ""
     region: str = ""
+    range: Sequence[float] = ()
 
 
 def _fact(name: str = "", factor: float = 1, otherwise: Any = None) -> Any:
@@ -78,6 +86,12 @@ class Limits:
     free_elements_sbuf: int = _fact("access_elements_sbuf")
     free_elements_psum: int = _fact("access_elements_psum")
     semaphores: int = _fact()
+    engines: tuple[str, ...] = _ENGINES
+    """Compute engines that the core has: those with a clock."""
+
+    def issuer(self, engine: str) -> str:
+        """The engine that does what code names `engine` for: itself, or Vector in its place."""
+        return _STAND_IN if engine in _ENGINES and engine not in self.engines else engine
 
     @property
     def psum_banks(self) -> int:
@@ -111,6 +125,12 @@ class CoreModel:
     hbm_bank_cores: int = _fact("physical_cores_per_hbm_bank", otherwise=1)
     """Physical cores that share the bandwidth of an HBM bank."""
     peak_bf16_flops_per_s: float = _fact("tensor_bf16_tflops", 1e12)
+    compiler: str = _fact("compiler", otherwise=NEURONX_CC)
+    """The vendor's compiler for it, of `COMPILERS`."""
+    refused_types: Sequence[str] = _fact("refused_types", otherwise=())
+    """Element types that this compiler does not take."""
+    refused_io_types: Sequence[str] = _fact("refused_io_types", otherwise=())
+    """Element types of inputs and outputs, besides."""
     stall_recovery: float = 0.0
     """Share of the time in which a kernel waits, while none of its engines is the bottleneck, that
     neighbouring kernels fill. Of runs only: code is chosen at `evaluate.ORACLE_RECOVERY`."""
@@ -181,11 +201,9 @@ class Target:
         return max(1, self.core.hbm_bank_cores // self.lnc)
 
     @property
-    def is_compiled_for(self) -> bool:
-        """Whether programs are compiled for its cores: inf1 is the machine of neuron-cc, of which
-        only the facts and the network are here.
-        """
-        return self.core.generation != UNCOMPILED
+    def trains(self) -> bool:
+        """Whether training steps are compiled for it: neuron-cc compiles inference alone."""
+        return self.core.compiler == NEURONX_CC
 
     @property
     def is_hypothetical(self) -> bool:
@@ -280,6 +298,12 @@ def facts_of(target: Target) -> dict[str, Fact]:
     return _described(target.name)[1]
 
 
+def undocumented_clocks(target: Target) -> list[str]:
+    """The engines whose clock has no source: times of such a machine are hypothetical."""
+    facts = facts_of(target)
+    return [e for e in target.core.limits.engines if facts[f"{e}_clock_ghz"].status == "unknown"]
+
+
 def altered(target: Target, values: Mapping[str, Any]) -> Target:
     """`target` with other values of some of its facts: a what-if for runs, never for compiling."""
     core, facts, _ = _described(target.name)
@@ -353,14 +377,16 @@ def _made(kind: type[Made], f: Mapping[str, Any], **others: Any) -> Made:
 
 
 def _core(data: Mapping[str, Any], f: Mapping[str, Any]) -> CoreModel:
-    generation, engines = data["name"], ("tensor", "vector", "scalar", "gpsimd")
+    generation = data["name"]
+    clock_hz = {e: round(f[f"{e}_clock_ghz"] * 1e9) for e in _ENGINES}
+    engines = tuple(e for e, hz in clock_hz.items() if hz)
     return _made(
         CoreModel,
         f,
         name=generation,
         generation=data["generation"],
-        clock_hz={e: round(f[f"{e}_clock_ghz"] * 1e9) for e in engines},
-        limits=_made(Limits, f, generation=generation),
+        clock_hz=clock_hz,
+        limits=_made(Limits, f, generation=generation, engines=engines),
     )
 
 

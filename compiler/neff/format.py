@@ -24,7 +24,19 @@ MAJOR = 2
 MINOR = 0
 HEADER_BYTES = 256
 ALIGNMENT = 64
-KINDS = ("program", "core", "cores", "manifest", "bundle", "unit", "checkpoint", "state")
+KINDS = (
+    "program",
+    "core",
+    "cores",
+    "manifest",
+    "bundle",
+    "unit",
+    "checkpoint",
+    "state",
+    "pipeline",
+)
+PROGRAM_SECTION = "program/"
+"""In front of the name of a program that is a section of another file."""
 DTYPES = ("|u1", "<i4", "<i8", "<f4", "<f8")  # the only column types a reader accepts
 MAX_FILE_BYTES = MAX_RAW_BYTES = 2**32
 """Our choice: what a reader takes memory for, stored and unpacked; programs are kilobytes to some

@@ -3,13 +3,17 @@
 `matmult` rounds the fp32 operands of contractions and leaves everything else as it is; `all` also
 computes every fp32 elementwise operation and reduction in the short type. Inputs and outputs of a
 function keep their types, and so does what only moves data or crosses cores. Source of the rules:
-the `--auto-cast` entry of the neuronx-cc command-line reference.
+the `--auto-cast` entry of the neuronx-cc command-line reference. `relayout` rounds what is
+transposed: source, `--fast-math` in the command reference of neuron-cc (fast-relayout).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.build import defining
+from shardwright.compiler.ir.facts import permutation
 from shardwright.compiler.ir.opdef import Kind, make_op
 from shardwright.compiler.ir.ops import ConvertAttrs
 from shardwright.compiler.ir.rewrite import with_operands, with_ops
@@ -37,22 +41,30 @@ def casts_of(options: CompileOptions) -> Casts | None:
 
 
 def auto_cast(graph: Graph, options: CompileOptions) -> Graph:
-    """`graph` (loop-free) computed as `auto_cast` and `auto_cast_type` say."""
-    casts = casts_of(options)
-    return graph if casts is None else _Caster(graph, casts.dtype, casts.operands_of).run()
+    """`graph` (loop-free) computed as `auto_cast`, `auto_cast_type` and `relayout` say."""
+    casts, moved = casts_of(options), CAST_TYPES.get(options.relayout)
+    if casts is None and moved is None:
+        return graph
+
+    def cast(op: Op) -> DType | None:
+        if permutation(op) is not None:
+            return moved
+        return casts.dtype if casts is not None and op.name in casts.operands_of else None
+
+    return _Caster(graph, cast).run()
 
 
 class _Caster:
-    """One graph with its fp32 arithmetic rewritten to `cast`.
+    """One graph with its fp32 operations rewritten to the types that `cast` gives, None for those
+    that stay.
 
     `values` holds what an old value is now: an arithmetic result may have become shorter. Whoever
     needs the declared type asks `declared`, whoever computes in the short type asks `short`.
     """
 
-    def __init__(self, graph: Graph, cast: DType, computes: frozenset[str]) -> None:
+    def __init__(self, graph: Graph, cast: Callable[[Op], DType | None]) -> None:
         self.graph = graph
         self.cast = cast
-        self.computes = computes
         self.ops: list[Op] = []
         self.values: dict[Value, Value] = {}
         self.converted: dict[tuple[Value, DType], Value] = {}
@@ -60,8 +72,9 @@ class _Caster:
     def run(self) -> Graph:
         """The rewritten graph: same inputs, outputs of the same types."""
         for op in self.graph.ops:
-            if op.name in self.computes and any(_is_fp32(v) for v in op.operands):
-                self._compute(op)
+            short = self.cast(op)
+            if short is not None and any(_is_fp32(v) for v in op.operands):
+                self._compute(op, short)
             else:
                 declared = tuple(self._as(v, v.type.dtype) for v in op.operands)
                 self.ops.append(with_operands(op, declared))
@@ -80,16 +93,14 @@ class _Caster:
             self.converted[key] = convert.result
         return self.converted[key]
 
-    def _compute(self, op: Op) -> None:
+    def _compute(self, op: Op, short: DType) -> None:
         """An operation on operands of the short type. Contractions still give their declared
         result, since the sum leaves PSUM in fp32.
         """
-        operands = tuple(
-            self._as(v, self.cast if _is_fp32(v) else v.type.dtype) for v in op.operands
-        )
+        operands = tuple(self._as(v, short if _is_fp32(v) else v.type.dtype) for v in op.operands)
         for result in op.results:
             if _is_fp32(result) and op.name not in CONTRACTIONS:
-                self.values[result] = Value(tensor_type(result.type.shape, self.cast))
+                self.values[result] = Value(tensor_type(result.type.shape, short))
         results = tuple(self.values.get(r, r) for r in op.results)
         self.ops.append(defining(with_operands(op, operands), results))
 

@@ -7,6 +7,7 @@ what later passes see, the order of the lists is the place to say so.
 from __future__ import annotations
 
 from shardwright.compiler.ir.types import Graph
+from shardwright.compiler.machine.target import PRODUCT_TRANSPOSES
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.passes.activations import activations
 from shardwright.compiler.passes.auto_cast import auto_cast
@@ -134,7 +135,7 @@ def unit_passes(options: CompileOptions, generation: str = "v2") -> tuple[Pass, 
         INTEGERS.given(options, generation),
         AUTO_CAST.given(options),
     ]
-    if options.saturate_infinity and generation == "v2":
+    if options.saturate_infinity and generation in PRODUCT_TRANSPOSES:
         precision.append(SATURATE.given(before=options.saturate_before))
     return (*precision, *LOCAL_PASSES)
 

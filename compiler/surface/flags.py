@@ -14,8 +14,9 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.machine.target import families
+from shardwright.compiler.machine.target import NEURON_CC, NEURONX_CC, families
 from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.surface import neuron_cc
 from shardwright.compiler.surface.releases import Profile
 from shardwright.compiler.surface.timeline import Row, Subject, row_of, rows
 
@@ -47,6 +48,10 @@ class Flag:
 
     `field` names the option or command setting it sets; `replaces` is the (flag, value) a
     deprecated flag stands for; `old_values` are (old spelling, what it means now), which warn.
+    `compiler` is the only one that has the flag (empty: both); on a machine of the other one it is
+    refused, with what does the same there (`instead`), or has the effect `foreign`. `renamed` is
+    the flag it is for neuron-cc, with the same value; `compiler_defaults` are (compiler, value)
+    where a compiler has a default of its own.
     """
 
     name: str
@@ -59,6 +64,11 @@ class Flag:
     field: str = ""
     replaces: tuple[str, str] = ("", "")
     old_values: tuple[tuple[str, str], ...] = ()
+    compiler: str = ""
+    instead: str = ""
+    foreign: Effect | None = None
+    renamed: str = ""
+    compiler_defaults: tuple[tuple[str, Any], ...] = ()
     help: str
     source: str
 
@@ -83,6 +93,7 @@ class Flag:
 
 
 _CLI = "command reference"
+_CC1 = "command reference of neuron-cc"
 _RN = "release notes"
 _USE = "public scripts (use)"
 _WRAPPER = "persistent cache page"
@@ -93,6 +104,7 @@ OLD_STRATEGIES = {"nemo": "llm-training"}
 """Older name of a strategy -> its name since."""
 DOWNCASTS = ("dot", "scatter", "all_reduce", "reduce_scatter", "pow")
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+LEVEL_NAMES = {"warn": "warning"}  # of neuron-cc
 
 
 def _command(
@@ -142,6 +154,7 @@ _NEURONX: tuple[Flag, ...] = (
         _CLI,
         aliases=("-o",),
         default="file.neff",
+        compiler_defaults=((NEURON_CC, "out.neff"),),
     ),
     _command(
         "input-shape",
@@ -157,6 +170,7 @@ _NEURONX: tuple[Flag, ...] = (
         "ours",
         default="own",
         field="profile",
+        compiler=NEURONX_CC,
     ),
     _option(
         "model-type",
@@ -166,6 +180,7 @@ _NEURONX: tuple[Flag, ...] = (
         values=("generic", "transformer", "unet-inference"),
         old_values=(("transformer-inference", "transformer"), ("cnn-training", "generic")),
         default="generic",
+        compiler=NEURONX_CC,
     ),
     _option(
         "auto-cast",
@@ -174,6 +189,8 @@ _NEURONX: tuple[Flag, ...] = (
         f"{_CLI}; {_RN} 2.20.9961 and 2.22.12471",
         values=("none", "matmult", "all"),
         old_values=(("matmul", "matmult"),),
+        compiler=NEURONX_CC,
+        instead="--fp32-cast or --fast-math",
     ),
     _option(
         "auto-cast-type",
@@ -182,6 +199,65 @@ _NEURONX: tuple[Flag, ...] = (
         _CLI,
         values=("bf16", "fp16", "tf32", "fp8_e4m3"),
         default="bf16",
+        compiler=NEURONX_CC,
+        instead="--fp32-cast or --fast-math",
+    ),
+    _option(
+        "relayout",
+        Kind.CHOICE,
+        "the type in which fp32 values are transposed",
+        "compiler/options.py",
+        values=("exact", "bf16", "fp16"),
+        default="exact",
+        compiler=NEURONX_CC,
+        instead="--fast-math",
+    ),
+    _command(
+        "fast-math",
+        Kind.WORDS,
+        "which fp32 operations are cast, and how fp32 values are transposed",
+        _CC1,
+        values=neuron_cc.WORDS,
+        default=neuron_cc.DEFAULT,
+        compiler=NEURON_CC,
+        instead="--auto-cast, --auto-cast-type and --relayout",
+    ),
+    _command(
+        "fp32-cast",
+        Kind.CHOICE,
+        "which fp32 operations are cast to which type; beats --fast-math",
+        _CC1,
+        values=tuple(neuron_cc.CASTS),
+        compiler=NEURON_CC,
+        instead="--auto-cast and --auto-cast-type",
+    ),
+    _command(
+        "io-config",
+        Kind.TEXT,
+        "inputs, with shapes and types, and outputs of the model: JSON, or a file of it",
+        _CC1,
+        compiler=NEURON_CC,
+        instead="the shapes in the model file",
+    ),
+    _command(
+        "neuroncore-pipeline-cores",
+        Kind.INTEGER,
+        "NeuronCores over which the model is spread, as groups of operators one behind the other",
+        f"{_CC1}; neuronx-cc removed it in 2.4.0.21",
+        field="pipeline_cores",
+        default=1,
+        compiler=NEURON_CC,
+        foreign=Effect.RECORDED,
+    ),
+    Flag(
+        name="num-neuroncores",
+        kind=Kind.INTEGER,
+        effect=Effect.REPLACED,
+        replaces=("neuroncore-pipeline-cores", ""),
+        compiler=NEURON_CC,
+        instead="--logical-nc-config, or a mesh of run and plan",
+        help="--neuroncore-pipeline-cores, its name from 1.0.24045 on",
+        source=_CC1,
     ),
     _option(
         "native-int64",
@@ -190,6 +266,7 @@ _NEURONX: tuple[Flag, ...] = (
         _CLI,
         values=("default", "enabled", "disabled"),
         default="default",
+        compiler=NEURONX_CC,
     ),
     _option(
         "implicit-integer-downcast",
@@ -198,6 +275,7 @@ _NEURONX: tuple[Flag, ...] = (
         _CLI,
         values=("default", "all", "none", *DOWNCASTS),
         default="default",
+        compiler=NEURONX_CC,
     ),
     _command(
         "distribution-strategy",
@@ -208,6 +286,7 @@ _NEURONX: tuple[Flag, ...] = (
         old_values=tuple(OLD_STRATEGIES.items()),
         default="generic",
         field="strategy",
+        compiler=NEURONX_CC,
     ),
     _option(
         "logical-nc-config",
@@ -255,6 +334,7 @@ _NEURONX: tuple[Flag, ...] = (
         "keep intermediates of reductions of short types in fp32",
         f"{_RN} 2.13.66 and 2.22.12471",
         field="mixed_precision_accumulation",
+        compiler=NEURONX_CC,
     ),
     _option(
         "disable-mixed-precision-accumulation",
@@ -263,6 +343,7 @@ _NEURONX: tuple[Flag, ...] = (
         f"{_RN} 2.22.12471",
         field="mixed_precision_accumulation",
         constant=False,
+        compiler=NEURONX_CC,
     ),
     _option(
         "enable-saturate-infinity",
@@ -308,6 +389,7 @@ _NEURONX: tuple[Flag, ...] = (
         "take F8E4M3FN tensors as F8E4M3",
         "error page EVRF051",
         default=False,
+        compiler=NEURONX_CC,
     ),
     _option(
         "instruction-limit",
@@ -338,7 +420,8 @@ _NEURONX: tuple[Flag, ...] = (
         "every stage as text goes there, numbered and named (docs/text-forms.md)",
         "this compiler only",
     ),
-    _recorded("neuroncore-pipeline-cores", Kind.INTEGER, "removed in 2.4.0.21", _RN),
+    _recorded("static-weights", Kind.SWITCH, "made needless in 11/2020", _CC1, compiler=NEURON_CC),
+    _recorded("batching-en", Kind.SWITCH, "made needless in 11/2020", _CC1, compiler=NEURON_CC),
     _recorded("tensorizer-options", Kind.TEXT, "options of a vendor stage"),
     _recorded("internal-hlo2tensorizer-options", Kind.TEXT, "options of a vendor stage"),
     _recorded("internal-backend-options", Kind.TEXT, "options of a vendor stage"),
@@ -368,6 +451,7 @@ _NEURONX: tuple[Flag, ...] = (
         name="log_level",
         kind=Kind.TEXT,
         effect=Effect.WRAPPER,
+        renamed="verbose",
         help="belongs to the caching wrapper",
         source=_WRAPPER,
     ),
@@ -375,7 +459,7 @@ _NEURONX: tuple[Flag, ...] = (
 
 
 def _own(field: dataclasses.Field[Any]) -> Flag:
-    """The flag of a compile option that neuronx-cc does not have."""
+    """The flag of a compile option that no other compiler has."""
     kinds = {"bool": Kind.SWITCH, "int": Kind.INTEGER, "str": Kind.TEXT}
     choices = field.metadata.get("choices", ())
     return _option(

@@ -116,6 +116,34 @@ OPERATORS: tuple[Operator, ...] = tuple(sorted(_TABLE, key=lambda row: row.name.
 DOCUMENTED = tuple(row for row in OPERATORS if row.documented)
 
 
+_LATER_THAN_NEURON_CC = ("Rev", "SelectAndScatter", "BitcastConvertType")
+_CPU_NODES = ("Gather",)
+_BESIDE = ("Conv", "ReduceWindow", "Sort", "TopK", "While", "Composite")
+_OF_LISTED = ("Logistic", "Expm1", "Log1p", "LogicalOr", "LogicalXor", "Rem", "IsFinite", "Tan")
+
+
+def neuron_cc_reason(hlo: str) -> str:
+    """Why neuron-cc leaves an operator to the CPU, as the end of a sentence; empty for one that it
+    compiles, and for what is no operator of XLA.
+
+    Its list of XLA operators is the table of neuronx-cc without three rows that came later. Beside
+    it count operators that its documents name in other words (convolutional networks, static
+    control flow, sort, top-k) and those that are made of listed ones (logistic of exp and add).
+    Gather ran as a CPU node of the runtime inside of the file.
+    Source: release notes of neuron-cc, and their operator lists; the part about what is made of
+    listed ones is ours.
+    """
+    rows = [row for row in OPERATORS if hlo in row.hlo]
+    if any(row.name in _CPU_NODES for row in rows):
+        return "runs as a CPU node of the runtime"
+    if any(row.name in _LATER_THAN_NEURON_CC for row in rows):
+        return "came with neuronx-cc"
+    named = (*_BESIDE, *_OF_LISTED)
+    if not rows or any(row.documented or row.name in named for row in rows):
+        return ""
+    return "is in no list of neuron-cc"
+
+
 def added_later(profile: Profile) -> dict[str, Operator]:
     """StableHLO name -> row, for rows that the release of `profile` does not have yet."""
     return {name: row for row in DOCUMENTED if not profile.at_least(row.since) for name in row.hlo}

@@ -7,12 +7,14 @@ that the last of several competing ones counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError, did_you_mean
 from shardwright.compiler.machine.target import (
+    NEURON_CC,
+    PRODUCT_TRANSPOSES,
     Target,
     family_of,
     hypothetical_text,
@@ -26,6 +28,7 @@ from shardwright.compiler.surface import releases
 from shardwright.compiler.surface.flags import (
     DOWNCASTS,
     FLAGS,
+    LEVEL_NAMES,
     LEVELS,
     TARGETS,
     Effect,
@@ -33,6 +36,7 @@ from shardwright.compiler.surface.flags import (
     Kind,
     find,
 )
+from shardwright.compiler.surface.neuron_cc import cast_options
 from shardwright.compiler.surface.releases import OWN, Profile
 from shardwright.compiler.surface.timeline import Row, Subject, row_of
 
@@ -71,6 +75,8 @@ class Command:
     cache_dir: str  # empty: as a job's
     no_cache: bool
     retry_failed_compilation: bool
+    pipeline_cores: int
+    io_config: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +145,66 @@ def resolve(flags: Sequence[Given]) -> Resolved:
     NCC_EARG001 for a target or a logical core size the target does not have.
     """
     settings = settings_of(flags)
-    command = _command(settings.values, settings.profile)
+    compiler = find_target(settings.values.get("target", "")).core.compiler
+    known = [_known_as(item, compiler) for item in flags]
+    if known != list(flags):
+        settings = settings_of(known)
+    foreign = [item for item in known if item.flag.compiler not in ("", compiler)]
+    notices = [*settings.notices, *foreign_notices(foreign, compiler)]
+    values = _of_compiler(settings, compiler, {item.flag.field for item in foreign})
+    command = _command(values, settings.profile)
     options = replace(settings.options, lnc=command.target.lnc)
-    notices = (
-        *settings.notices,
-        *_ineffective(settings.effective, options, command),
-        *_without_effect(settings.recorded),
-    )
-    return Resolved(options, command, settings.recorded, notices)
+    if compiler == NEURON_CC:
+        casts: Any = cast_options(values["fast_math"], values.get("fp32_cast", ""))
+        options = replace(options, **casts)
+        notices.append(_casts_notice(options))
+    notices += _ineffective(settings.effective, options, command)
+    notices += _without_effect(settings.recorded)
+    recorded = settings.recorded | {item.flag.name: item.value or "on" for item in foreign}
+    return Resolved(options, command, recorded, tuple(notices))
+
+
+def _known_as(item: Given, compiler: str) -> Given:
+    """The flag as the compiler of the machine calls it."""
+    renamed = find(f"--{item.flag.renamed}") if compiler == NEURON_CC else None
+    return item if renamed is None else replace(item, flag=renamed)
+
+
+def foreign_notices(flags: Sequence[Given], compiler: str) -> list[Diagnostic]:
+    """What is said of flags of another compiler that are taken all the same. Raises UsageError
+    (SW_USAGE) for one that is not."""
+    found = []
+    for item in flags:
+        flag = item.flag
+        if flag.compiler in ("", compiler):
+            continue
+        if flag.foreign is None:
+            raise UsageError(
+                "SW_USAGE",
+                f"{item.spelling} requires a --target of {flag.compiler}, got one of {compiler}",
+                hint=f"use {flag.instead}" if flag.instead else f"leave {item.spelling} out",
+            )
+        found.append(_notice("info", f"{item.spelling}: {flag.foreign.value} ({flag.source})"))
+    return found
+
+
+def _of_compiler(settings: Settings, compiler: str, foreign: Collection[str]) -> dict[str, Any]:
+    """Every field with a value: those that were typed, the compiler's defaults, the release's."""
+    own = {
+        flag.field: value
+        for flag in FLAGS
+        for name, value in flag.compiler_defaults
+        if name == compiler
+    }
+    given = {field: value for field, value in settings.given.items() if field not in foreign}
+    return settings.defaults | own | given
+
+
+def _casts_notice(options: CompileOptions) -> Diagnostic:
+    what = "fp32 operations" if options.auto_cast == "all" else "fp32 products"
+    moved = "byte by byte" if options.relayout == "exact" else f"in {options.relayout}"
+    text = f"--fast-math, --fp32-cast: {what} are computed in {options.auto_cast_type}, fp32 values"
+    return _notice("info", f"{text} are transposed {moved}")
 
 
 def _without_effect(recorded: Mapping[str, str]) -> list[Diagnostic]:
@@ -173,11 +231,12 @@ def _effective(item: Given, profile: Profile, notices: list[Diagnostic]) -> Give
         return item
     name, value = flag.replaces
     if is_deprecated:
-        text = f"{item.spelling} is deprecated and will be removed, use --{name} {value}"
+        text = f"{item.spelling} is deprecated and will be removed, use --{name}"
+        text += f" {value or item.value}"
         notices.append(_notice("warning", text))
     target = find(f"--{name}")
     assert target is not None, name
-    return replace(item, flag=target, value=value)
+    return replace(item, flag=target, value=value or item.value)
 
 
 def _notice(severity: str, message: str) -> Diagnostic:
@@ -323,6 +382,7 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         input_shape=settings.get("input_shape", ""),
         scratchpad_page_mb=page,
         cache_dir=settings.get("cache_dir", ""),
+        io_config=settings.get("io_config", ""),
         **{name: settings[name] for name in _AS_GIVEN},
     )
 
@@ -336,21 +396,18 @@ def find_target(text: str) -> Target:
     name = machine_name(text)
     if not name:
         raise UsageError("SW_USAGE", f"compile requires --target, one of {', '.join(TARGETS)}")
-    known_name = name.endswith(".json") or name in target_names()
-    if not known_name or not load_target(name).is_compiled_for:
-        others = [n for n in target_names() if load_target(n).is_compiled_for]
-        names = (*TARGETS, *sorted(set(others) - set(TARGETS.values())))
-        foreign = "inf1 (NeuronCore-v1) is compiled for by neuron-cc" if "inf1" in name else ""
+    if not name.endswith(".json") and name not in target_names():
+        names = (*TARGETS, *sorted(set(target_names()) - set(TARGETS.values())))
         raise UsageError(
             "NCC_EARG001",
             f"--target requires one of {', '.join(names)}, got {text!r}",
-            hint=foreign or did_you_mean(name, names),
+            hint=did_you_mean(name, names),
         )
     return load_target(name)
 
 
 def _level(text: str) -> int:
-    word = text.lower()
+    word = LEVEL_NAMES.get(text.lower(), text.lower())
     if word in LEVELS:
         return LEVELS[word]
     if word.isascii() and word.isdigit():
@@ -371,7 +428,7 @@ def _ineffective(
         found.append(f"{text} {CAST_NOTHING.since}); add --auto-cast matmult")
     if options.native_int64 == "enabled" and generation == "v2":
         found.append(f"--native-int64 enabled has no effect on {command.target.name}")
-    if options.saturate_infinity and generation != "v2":
+    if options.saturate_infinity and generation not in PRODUCT_TRANSPOSES:
         found.append(f"--enable-saturate-infinity has no effect on {command.target.name}")
     if command.target.is_hypothetical:
         found.append(hypothetical_text(command.target))

@@ -12,8 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.compiler.diagnostics import Diagnostic, UsageError
+from shardwright.compiler.machine.target import NEURONX_CC
 from shardwright.compiler.options import DEFAULTS, CompileOptions
-from shardwright.compiler.surface.resolve import Settings, find_target, settings_of
+from shardwright.compiler.surface.resolve import (
+    Settings,
+    find_target,
+    foreign_notices,
+    settings_of,
+)
 from shardwright.orchestrator.compile.compile_flags import ENVIRONMENT, of_environment
 
 _KEYS = {
@@ -40,12 +46,14 @@ def job_tables(environment: Mapping[str, str]) -> Environment:
     try:
         flags = of_environment(environment)
         settings = settings_of(flags)
+        foreign = foreign_notices(settings.effective, NEURONX_CC)
         tables = _tables(settings)
     except UsageError as error:
         d = error.diagnostic
         message = d.message if ENVIRONMENT in d.message else f"{ENVIRONMENT}: {d.message}"
         raise UsageError(d.code, message, d.loc, d.hint) from error
-    warnings = tuple(n for n in settings.notices if n.severity == "warning")
+    told = (*settings.notices, *foreign)
+    warnings = tuple(n for n in told if n.severity == "warning")
     return Environment(tables, warnings)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError, UsageError
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.machine.target import models_digest
+from shardwright.compiler.surface.flags import BY_SPELLING
 from shardwright.compiler.surface.resolve import Resolved, resolve
 from shardwright.orchestrator.compile.compile_flags import of_environment, parse
 from shardwright.orchestrator.compile.compile_log import CompileLog
@@ -32,6 +33,8 @@ from shardwright.orchestrator.terminal import outputs
 
 COMPILE_FAILURE, USAGE = 70, 2
 _TEMPS = ".temps"
+_OUTPUT = BY_SPELLING["output"]
+_DEFAULTS = {_OUTPUT.usual, *(name for _, name in _OUTPUT.compiler_defaults)}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,7 +77,7 @@ def _outputs(files: Sequence[str], output: str) -> list[Path]:
         path = Path(output)
         return [path / f"{Path(files[0]).stem}.neff" if path.is_dir() else path]
     stems = [Path(file).name.partition(".")[0] for file in files]
-    folder = Path("." if output == "file.neff" else output)
+    folder = Path("." if output in _DEFAULTS else output)
     if folder.suffix == ".neff" or len(set(stems)) < len(stems):
         raise UsageError(
             "SW_USAGE",

@@ -128,12 +128,18 @@ def _joined(flag: Flag, value: str | None, rest: list[str]) -> str:
     """One word for a flag; takes the value off `rest` when it is not there yet."""
     name = f"--{canonical_name(flag.name)}"
     if value is None and flag.kind is Kind.WORDS:
-        words = list(takewhile(lambda word: word.lower() in flag.values, rest))
+        words = list(takewhile(lambda word: _are_among(word, flag.values), rest))
         del rest[: len(words)]
         value = ",".join(words)
     if value is None and flag.kind is not Kind.SWITCH and rest:
         value = rest.pop(0)
     return name if value is None else f"{name}={value}"
+
+
+def _are_among(word: str, values: Sequence[str]) -> bool:
+    """Whether a word, which quotes may have made of several, holds nothing but `values`."""
+    parts = word.lower().replace(",", " ").split()
+    return bool(parts) and set(parts) <= set(values)
 
 
 def split_verb(arguments: Sequence[str], verbs: Sequence[str]) -> tuple[str, list[str]]:

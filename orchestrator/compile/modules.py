@@ -7,12 +7,15 @@ many files to the service. What happens before and after is the same: `open_modu
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.driver import Observer, compile_graph
 from shardwright.compiler.frontend.context import module_text
 from shardwright.compiler.frontend.detect import Asked, Module
@@ -23,6 +26,7 @@ from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import Function, Program
 from shardwright.compiler.linking import budget
 from shardwright.compiler.neff.bundle import program_bytes
+from shardwright.compiler.neff.serial import serial_bytes
 from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.outline.unit import Unit
@@ -37,6 +41,7 @@ from shardwright.compiler.surface.releases import Profile
 from shardwright.compiler.surface.resolve import Resolved
 from shardwright.orchestrator.compile.compile_log import CompileLog
 from shardwright.orchestrator.compile.compile_partition import buffer_names, with_partitions
+from shardwright.orchestrator.compile.serial_file import Placed, placed
 from shardwright.orchestrator.road.bundling import compiler_version
 from shardwright.sharding.cut.rewrites import COORDINATES
 from shardwright.sharding.localize.coordinates import coordinate_axes, coordinate_name
@@ -50,6 +55,9 @@ class OpenModule:
     module: Module
     program: StepProgram
     watch: Watch
+    placed: Placed | None = None
+    """Where its operators run, on machines whose compiler leaves some to the host or spreads them
+    over cores; None where it is one program."""
 
 
 class Reading(Protocol):
@@ -72,6 +80,8 @@ def compiled(
 ) -> bytes:
     """The NEFF of a file, compiled in this process. Raises DiagnosticError."""
     opened = open_module(file, data, resolved, log, reader)
+    if opened.placed is not None and not opened.placed.serial.is_plain:
+        return _compiled_pieces(opened, opened.placed, resolved, log)
     with log.stage("compile"):
         target, options = resolved.command.target.name, resolved.options
         program = compile_graph(opened.program, target, options, opened.watch)
@@ -85,12 +95,60 @@ def open_module(
     DiagnosticError of the import, of the partitioner, or of a limit."""
     log.dot()
     graph, module = _read(data, file, resolved, log, reader)
+    inputs, outputs = buffer_names(graph, module)
+    put = placed(graph, (inputs, outputs), resolved, log)
+    if put is not None:
+        graph, outputs = put.graph, list(put.outputs)
+        _check_ranks(put, module)
     watch, aliases = Watch(resolved, log), module.facts.aliases
     options = resolved.options
     budget.check_io_memory(graph, watch.limit_bytes, aliases)
     budget.check_graph_instructions(graph, options.instruction_limit, options.optlevel)
-    program = _whole(graph, file, module)
-    return OpenModule(graph=graph, module=module, program=program, watch=watch)
+    program = _whole(graph, file, inputs, outputs)
+    return OpenModule(graph=graph, module=module, program=program, watch=watch, placed=put)
+
+
+def _check_ranks(put: Placed, module: Module) -> None:
+    """Refuse a pipeline, or operators on the host, in the program of one rank of many."""
+    if module.facts.mesh and not put.serial.is_plain:
+        raise UsageError(
+            "SW_USAGE",
+            "--neuroncore-pipeline-cores above 1, and operators on the CPU, require a model of one"
+            f" rank, got one of {math.prod(size for _, size in module.facts.mesh)} ranks",
+            hint="leave the collectives out of the model, or compile it for inf2 or trn1",
+        )
+
+
+def _compiled_pieces(opened: OpenModule, put: Placed, resolved: Resolved, log: CompileLog) -> bytes:
+    """The file of a model in several pieces. Raises DiagnosticError."""
+    programs, graphs, serial = dict[str, bytes](), dict[str, Graph](), put.serial
+    target = resolved.command.target.name
+    for piece in serial.pieces:
+        if piece.is_on_host:
+            graphs[piece.name] = piece.graph
+            continue
+        with log.stage(f"compile {piece.name}"):
+            made = StepProgram(
+                name=piece.name, graph=piece.graph, inputs=piece.inputs, outputs=piece.outputs
+            )
+            one = replace(opened, graph=piece.graph, program=made, watch=Watch(resolved, log))
+            program = compile_graph(made, target, resolved.options, one.watch)
+            programs[piece.name] = finished(one, program, resolved, log)
+    meta = _made_by(opened, resolved) | {
+        "name": opened.program.name,
+        "target": target,
+        "cores": serial.cores,
+        "inputs": [
+            [name, value.type.dtype.value, list(value.type.shape)]
+            for name, value in zip(serial.inputs, opened.graph.inputs, strict=True)
+        ],
+        "outputs": [list(pair) for pair in serial.outputs],
+        "pieces": [
+            {"name": p.name, "core": p.core, "inputs": list(p.inputs), "outputs": list(p.outputs)}
+            for p in serial.pieces
+        ],
+    }
+    return serial_bytes(meta, programs, graphs, compress=not resolved.command.fast_loading)
 
 
 def finished(opened: OpenModule, program: Program, resolved: Resolved, log: CompileLog) -> bytes:
@@ -103,7 +161,7 @@ def finished(opened: OpenModule, program: Program, resolved: Resolved, log: Comp
     log.say("info", f"HBM: {memory}; limit {watch.limit_bytes} bytes")
     ops = sum(count_ops(opened.graph).values())
     log.say("info", f"{ops} operators, {flops(opened.graph)} flops; -O1 compiles faster than -O2")
-    meta = _meta(opened.graph, opened.module, program, resolved)
+    meta = _meta(opened, program, resolved)
     meta["memory_bytes"] = memory.as_dict()
     return program_bytes(program, meta, compress=not resolved.command.fast_loading)
 
@@ -148,9 +206,8 @@ def _tell_ops(log: CompileLog, when: str, graph: Graph) -> None:
     log.say("debug", f"operators {when}: {counts or 'none'}")
 
 
-def _whole(graph: Graph, file: Path, module: Module) -> StepProgram:
+def _whole(graph: Graph, file: Path, inputs: Sequence[str], outputs: Sequence[str]) -> StepProgram:
     """The graph as one program; what depends on the rank is a coordinate behind the inputs."""
-    inputs, outputs = buffer_names(graph, module)
     made, coordinates = COORDINATES(graph)
     return StepProgram(
         name=file.name.partition(".")[0] or "main",
@@ -206,8 +263,18 @@ class Watch(Observer):
         self._log.dot()
 
 
-def _meta(graph: Graph, module: Module, program: Program, resolved: Resolved) -> dict[str, Any]:
+def _meta(opened: OpenModule, program: Program, resolved: Resolved) -> dict[str, Any]:
+    """What `neff info` tells of a program."""
+    return _made_by(opened, resolved) | {
+        "coordinates": _coordinates(program),
+        **_pages(program, resolved.command.scratchpad_page_mb * 2**20),
+    }
+
+
+def _made_by(opened: OpenModule, resolved: Resolved) -> dict[str, Any]:
     """What `neff info` tells about the making of a file."""
+    graph, module = opened.graph, opened.module
+    rows = opened.placed.rows if opened.placed is not None else ()
     command = resolved.command
     settings = {
         "distribution_strategy": command.strategy,
@@ -224,8 +291,7 @@ def _meta(graph: Graph, module: Module, program: Program, resolved: Resolved) ->
         "graph_digest": hashlib.sha256(dump(graph, with_locs=False)).hexdigest(),
         "source_form": module.form,
         "mesh": [list(axis) for axis in module.facts.mesh],
-        "coordinates": _coordinates(program),
-        **_pages(program, command.scratchpad_page_mb * 2**20),
+        **({"operators": [list(astuple(row)) for row in rows]} if rows else {}),
     }
 
 

@@ -17,7 +17,7 @@ from shardwright.collectives.topology import Topology
 from shardwright.compiler.diagnostics import Diagnostic, ShardingError, UsageError, did_you_mean
 from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.machine.network import cluster_topology
-from shardwright.compiler.machine.target import Target, load_target, logical
+from shardwright.compiler.machine.target import NEURONX_CC, Target, load_target, logical
 from shardwright.orchestrator.config.collective_settings import job_settings
 from shardwright.orchestrator.config.config import JobConfig, words_of
 from shardwright.orchestrator.config.faults import faults_of
@@ -145,11 +145,14 @@ def machine_of(job: JobConfig) -> Target:
     """The target of a job. Raises UsageError for an lnc or a network that is not there."""
     cluster = job.cluster
     target = logical(load_target(cluster.target), cluster.lnc, cluster.hypothetical, "cluster.lnc")
-    if not target.is_compiled_for:
+    if not target.trains:
         raise UsageError(
             "NCC_EARG001",
-            f"cluster.target requires a machine with NeuronCore-v2 or newer, got {target.name}",
-            hint="inf1 is the machine of neuron-cc; `shardwright nccom --target` takes it",
+            f"cluster.target requires a machine of {NEURONX_CC}, got {target.name}: its compiler,"
+            f" {target.core.compiler}, makes programs of inference alone, and no collectives"
+            " between its cores are documented",
+            hint="compile an inference graph with `shardwright compile MODEL --target"
+            f" {target.name} --neuroncore-pipeline-cores N`, or take inf2 or trn1",
         )
     if cluster.instances > 1 and not target.efa_devices:
         raise UsageError(

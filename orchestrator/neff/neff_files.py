@@ -14,13 +14,12 @@ from typing import Any
 from shardwright.compiler.diagnostics import LoadError, UsageError, nearest
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.neff.bundle import core_binding, read_program
+from shardwright.compiler.neff.format import PROGRAM_SECTION
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.neff.writer import pack
 from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.terminal.terminal import say
-
-_PROGRAM = "program/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +42,13 @@ def programs_of(path: Path) -> dict[str, Container]:
             binding = CoreBinding.from_meta(container.meta, container.name)
             bundle = path.parent.parent
             return {n: _beside(bundle, n, sha) for n, sha in binding.programs.items()}
-        case "bundle":
+        case "bundle" | "pipeline":
             return {
-                name.removeprefix(_PROGRAM): Container(
+                name.removeprefix(PROGRAM_SECTION): Container(
                     container.read(name), f"{path}:{name}", "program"
                 )
                 for name in container.sections
-                if name.startswith(_PROGRAM)
+                if name.startswith(PROGRAM_SECTION)
             }
     raise LoadError(
         "SW_NEFF_KIND",
@@ -66,6 +65,13 @@ def _beside(bundle: Path, name: str, sha: str) -> Container:
             hint="compile again or copy the bundle again",
         )
     return container
+
+
+def mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """The mesh a program's collectives are over, and its inputs that are coordinates along it."""
+    mesh = dict(opened.meta.get("mesh", ()))
+    coordinates = {n: tuple(axes) for n, axes in opened.meta.get("coordinates", ())}
+    return mesh, coordinates
 
 
 def program_container(path: Path, name: str = "") -> Container:
@@ -100,7 +106,7 @@ def export(bundle: Path, core: int, output: Path) -> int:
         raise UsageError("SW_USAGE", f"--core requires a number below {cores}, got {core}")
     binding = core_binding(manifest, hashlib.sha256(container.data).hexdigest(), core)
     sections = {
-        f"{_PROGRAM}{name}": bytes(_beside(bundle, name, sha).data)
+        f"{PROGRAM_SECTION}{name}": bytes(_beside(bundle, name, sha).data)
         for name, sha in manifest.programs.items()
     }
     sections["manifest"] = bytes(container.data)

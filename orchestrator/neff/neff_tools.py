@@ -3,7 +3,6 @@ program on one core."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,24 +14,26 @@ from zipfile import BadZipFile
 import numpy as np
 from rich.table import Table
 
-from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import Diagnostic, LoadError, UsageError
+from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Program
-from shardwright.compiler.linking.budget import count_instructions, memory_of
-from shardwright.compiler.machine.target import (
-    PS_PER_S,
-    Target,
-    hypothetical_text,
-    load_target,
-    logical,
-)
+from shardwright.compiler.linking.budget import count_instructions
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.neff.arrays import read_arrays, write_arrays
 from shardwright.compiler.neff.bundle import load_bundle, read_program
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
 from shardwright.compiler.neff.reader import Container
+from shardwright.compiler.neff.serial import KIND as SERIAL
+from shardwright.compiler.neff.serial import SerialFile, read_serial
 from shardwright.compiler.surface.releases import profile
 from shardwright.compiler.surface.resolve import find_target
 from shardwright.compiler.surface.timeline import behaviour
-from shardwright.orchestrator.neff.neff_files import ProgramFile, open_program, programs_of
+from shardwright.orchestrator.neff.neff_files import (
+    ProgramFile,
+    mesh_of,
+    open_program,
+    programs_of,
+)
 from shardwright.orchestrator.terminal.outputs import writing
 from shardwright.orchestrator.terminal.terminal import console, one_line, say, say_json
 
@@ -45,7 +46,7 @@ def describe(path: Path) -> dict[str, Any]:
         case "program":
             container.verify()
             found.update(_program(read_program(container)))
-        case "bundle":
+        case "bundle" | "pipeline":
             found["programs"] = {n: _program(read_program(c)) for n, c in programs_of(path).items()}
     return found
 
@@ -120,6 +121,8 @@ def verify(path: Path) -> int:
             read_program(container)
         case "manifest":
             Manifest.from_meta(container.meta, container.name)
+        case "pipeline":
+            read_serial(container)
         case "bundle":
             for inner in programs_of(path).values():
                 read_program(inner)
@@ -156,6 +159,9 @@ def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOp
             "neff run requires --outputs and --inputs, or --time alone",
             hint="add --outputs out.npz",
         )
+    if not options.program and (container := Container.open(path)).header.kind == SERIAL:
+        container.verify()
+        return _run_serial(read_serial(container), inputs, outputs, options)
     opened = open_program(path, options.program)
     asked = options.target
     target = find_target(asked) if asked else load_target(opened.program.target)
@@ -163,7 +169,42 @@ def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOp
     if outputs is not None:
         _run_values(opened, inputs, outputs, options)
     if options.timed:
-        _print_time(opened, target)
+        from shardwright.orchestrator.neff.neff_time import print_time
+
+        print_time(opened, target)
+    return 0
+
+
+def _run_serial(
+    file: SerialFile, inputs: Sequence[Path], outputs: Path | None, options: RunOptions
+) -> int:
+    """`run` of a file of several pieces: all of them, one behind the other."""
+    from shardwright.orchestrator.neff.serial_run import run_serial
+    from shardwright.sim_cluster.instructions.index_watch import IndexWatch
+    from shardwright.sim_cluster.values.load_checks import check_loadable
+
+    target = find_target(options.target or str(file.meta["target"]))
+    if target.cores < file.meta["cores"]:
+        raise LoadError(
+            "SW_LOAD_CORES",
+            f"the file requires {file.meta['cores']} cores, got {target.cores} of {target.name};"
+            " NRT_RESOURCE (4)",
+            hint="run it on a larger instance, or compile with fewer --neuroncore-pipeline-cores",
+        )
+    for stage in file.stages:
+        if stage.program is not None:
+            check_loadable(stage.program, file.meta, target)
+    if outputs is not None:
+        dtypes = {name: kind.dtype for name, kind in file.inputs.items()}
+        given = _read_inputs(list(dtypes), dtypes, inputs)
+        watch = IndexWatch(options.strict_indices)
+        with _rounding(options.seed):
+            results = run_serial(file, given, options.level, watch)
+        _write_outputs(outputs, results, [name for name, _ in file.outputs], watch.findings)
+    if options.timed:
+        from shardwright.orchestrator.neff.neff_time import print_serial_time
+
+        print_serial_time(file, target)
     return 0
 
 
@@ -173,15 +214,24 @@ def _run_values(
     from shardwright.sim_cluster.instructions.index_watch import IndexWatch
     from shardwright.sim_cluster.values.run_single import Ranks, run_single
 
-    program, given = opened.program, dict[str, np.ndarray]()
-    for file in inputs:
-        given |= inputs_of(program, file)
+    program = opened.program
+    given = inputs_of(program, inputs)
     watch = IndexWatch(options.strict_indices, _unchecked(opened.meta))
     with _rounding(options.seed):
         results = run_single(program, given, options.level, watch, Ranks(*mesh_of(opened)))
-    for finding in watch.findings:
+    _write_outputs(outputs, results, program.outputs, watch.findings)
+
+
+def _write_outputs(
+    outputs: Path,
+    results: Mapping[str, np.ndarray],
+    order: Sequence[str],
+    findings: Sequence[Diagnostic],
+) -> None:
+    """Write `out0`, `out1`, ... in the order of their names, and say what was found."""
+    for finding in findings:
         say(finding.render(), err=True)
-    names = {f"out{k}": name for k, name in enumerate(program.outputs)}
+    names = {f"out{k}": name for k, name in enumerate(order)}
     with writing(outputs, "--outputs"), outputs.open("wb") as stream:
         write_arrays(stream, ((key, results[name]) for key, name in names.items()), names)
 
@@ -195,7 +245,25 @@ def _unchecked(meta: Mapping[str, Any]) -> str:
     return f"neuronx-cc {made_as} does not check indices, {since} is the first that does"
 
 
-def inputs_of(program: Program, file: Path) -> dict[str, np.ndarray]:
+def inputs_of(program: Program, files: Sequence[Path]) -> dict[str, np.ndarray]:
+    """The inputs of a program that files have. Raises as `_inputs`."""
+    dtypes = {b.name: b.dtype for b in program.buffers if b.kind != "arena"}
+    return _read_inputs(program.inputs, dtypes, files)
+
+
+def _read_inputs(
+    wanted: Sequence[str], dtypes: Mapping[str, DType], files: Sequence[Path]
+) -> dict[str, np.ndarray]:
+    """The inputs that files have; of several the last counts."""
+    given = dict[str, np.ndarray]()
+    for file in files:
+        given |= _inputs(wanted, dtypes, file)
+    return given
+
+
+def _inputs(
+    wanted: Sequence[str], dtypes: Mapping[str, DType], file: Path
+) -> dict[str, np.ndarray]:
     """The inputs that a file has, by the program's names: `arg0`, `arg1`, ...; of the outputs of
     another program those with these names; arrays of these names; and where there are none, `out0`,
     `out1`, ... in order. Raises
@@ -205,24 +273,16 @@ def inputs_of(program: Program, file: Path) -> dict[str, np.ndarray]:
     except (OSError, ValueError, BadZipFile) as error:
         raise UsageError("SW_NEFF_INPUTS", f"cannot read {file}: {error}") from error
     called = {array.name: array for array in stored.values() if array.name}
-    numbered = list(enumerate(program.inputs))
+    numbered = list(enumerate(wanted))
     found = {n: stored[f"arg{k}"] for k, n in numbered if f"arg{k}" in stored}
-    found = found or {n: called[n] for n in program.inputs if n in called}
-    found = found or {n: stored[n] for n in program.inputs if n in stored}
+    found = found or {n: called[n] for n in wanted if n in called}
+    found = found or {n: stored[n] for n in wanted if n in stored}
     found = found or {n: stored[f"out{k}"] for k, n in numbered if f"out{k}" in stored}
-    dtypes = {b.name: b.dtype for b in program.buffers if b.kind != "arena"}
     for name, array in found.items():
         if not array.is_taken_as(dtypes[name]):
             kinds = f"{dtypes[name].value}, {file} has {array.kind}"
             raise UsageError("SW_NEFF_INPUTS", f"input {name} requires {kinds}")
     return {name: array.of_type(dtypes[name]) for name, array in found.items()}
-
-
-def mesh_of(opened: ProgramFile) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
-    """The mesh a program's collectives are over, and its inputs that are coordinates along it."""
-    mesh = dict(opened.meta.get("mesh", ()))
-    coordinates = {n: tuple(axes) for n, axes in opened.meta.get("coordinates", ())}
-    return mesh, coordinates
 
 
 def _rounding(seed: int | None) -> AbstractContextManager[None]:
@@ -232,59 +292,3 @@ def _rounding(seed: int | None) -> AbstractContextManager[None]:
     if seed is None and os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_EN", "0") not in ("", "0"):
         seed = int(os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0"))
     return nullcontext() if seed is None else rounding.stochastic(seed)
-
-
-def _print_time(opened: ProgramFile, target: Target) -> None:
-    from shardwright.sim_cluster.timing.macro import Stretch, program_macros
-
-    program = opened.program
-    mesh, _ = mesh_of(opened)
-    if mesh:
-        total, where = _step_ps(opened, target, mesh), f"on {math.prod(mesh.values())} cores"
-    else:
-        stretches = (op for op in program_macros(program, target) if isinstance(op, Stretch))
-        total, where = sum(op.full_ps for op in stretches), "on one core"
-    loading = _constants_ps(opened, target)
-    note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
-    seconds = f"{(total + loading) / PS_PER_S:.9f}"
-    cores = f" ({program.lnc} physical cores)" if program.lnc > 1 else ""
-    say(f"simulated time {seconds} s {where} of {target.name}{cores}{note}", err=True)
-    if opened.meta.get("hypothetical"):
-        machine = logical(target, program.lnc, hypothetical=True)
-        say(hypothetical_text(machine), err=True)
-
-
-def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> int:
-    """One run of all ranks of `mesh`, on as few instances as have the cores. Raises UsageError for
-    more ranks than an instance without EFA has cores."""
-    from shardwright.sim_cluster.timing.step_time import Step, time_step
-
-    program, ranks = opened.program, math.prod(mesh.values())
-    machine = logical(target, program.lnc, bool(opened.meta.get("hypothetical")))
-    instances = -(-ranks // machine.cores)
-    if instances > 1 and not machine.efa_devices:
-        raise UsageError(
-            "SW_NETWORK",
-            f"--time of {ranks} ranks requires at most {machine.cores} cores, those of one"
-            f" {machine.name}: it has no EFA devices",
-            hint="compile with --target trn1 or trn2",
-        )
-    step = Step(
-        programs={program.name: program},
-        schedules=((((program.name,), 1),),),
-        mesh=mesh,
-        target=machine,
-        instances=instances,
-    )
-    return time_step(step).step_time_ps
-
-
-def _constants_ps(opened: ProgramFile, target: Target) -> int:
-    """What the start of an execution spends on constants: with fast context switch they come then,
-    at best at the full rate of the core's DMA engines (the rate of the host link is not published
-    for trn1), else at model load."""
-    if not opened.meta.get("options", {}).get("enable_fast_context_switch"):
-        return 0
-    core = target.core
-    rate = opened.program.lnc * core.dma_engines * core.dma_engine_bytes_per_s
-    return round(memory_of(opened.program).constants / rate * PS_PER_S)

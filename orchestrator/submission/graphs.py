@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.diagnostics import Diagnostic, LoadError
+from shardwright.compiler.diagnostics import Diagnostic, LoadError, UsageError
 from shardwright.compiler.driver import link_outlined
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.frontend.hook import ABOUT, GRAPH
@@ -133,6 +133,7 @@ class _Graph:
         file = Path(f"{self.name}.stablehlo")
         resolved = self._resolved
         self._opened = open_module(file, data, resolved, log, self._reader)
+        _check_plain(self._opened)
         outlined = outline_programs((self._opened.program,))
         self._opened.watch.outlined(outlined)
         return parts_of(outlined, resolved.command.target.name, resolved.options)
@@ -156,6 +157,17 @@ class _Graph:
             folder=str(self.folder),
             neff="" if error else str(self.neff),
             **ended.as_fields(),
+        )
+
+
+def _check_plain(opened: OpenModule) -> None:
+    """Refuse what becomes several programs, for which there is no task of units yet."""
+    if opened.placed is not None and not opened.placed.serial.is_plain:
+        raise UsageError(
+            "SW_USAGE",
+            "parallel-compile requires graphs that are one program each, got one with"
+            f" {len(opened.placed.serial.pieces)} pieces (a pipeline, or operators on the CPU)",
+            hint="compile the graph.stablehlo of its folder with `shardwright compile`",
         )
 
 

@@ -273,6 +273,13 @@ class _Making:
         with FileLog(self.folder / LOG) as log:
             file = Path(f"{name}.stablehlo")
             neff = compiled(file, artifact, self.resolved, log, _InProcess())
+        if (kind := Container(neff).header.kind) != "program":
+            raise UsageError(
+                "SW_USAGE",
+                f"trace requires modules that become one program, got a {kind} file: operators on"
+                " the CPU, or --neuroncore-pipeline-cores above 1",
+                hint="torch.export.save the module, and give it to `shardwright compile`",
+            )
         write(self.folder / f"{name}.neff", neff, "compiler_workdir")
         return neff
 

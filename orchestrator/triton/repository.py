@@ -101,7 +101,7 @@ def _copy(path: Path, folder: Path, asked: Asked) -> None:
     program = read_program(container)
     given: dict[str, np.ndarray] = {}
     for file in asked.weights:
-        found = inputs_of(program, file)
+        found = inputs_of(program, [file])
         if not found:
             raise required(
                 "--weights", f"arrays named {', '.join(program.inputs)}", f"none in {file}"

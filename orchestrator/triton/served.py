@@ -12,8 +12,8 @@ import numpy as np
 from shardwright.compiler.diagnostics import LoadError, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import load_target
-from shardwright.orchestrator.neff.neff_files import open_program
-from shardwright.orchestrator.neff.neff_tools import inputs_of, mesh_of
+from shardwright.orchestrator.neff.neff_files import mesh_of, open_program
+from shardwright.orchestrator.neff.neff_tools import inputs_of
 from shardwright.orchestrator.triton.interface import Interface, TensorSpec
 
 NEFF, TRACED, WEIGHTS = "model.neff", "module.traced", "weights.npz"
@@ -65,7 +65,7 @@ class ServedProgram:
         check_loadable(self.program, opened.meta, load_target(self.program.target))
         self.ranks = Ranks(*mesh_of(opened))
         weights = folder / WEIGHTS
-        self.weights = inputs_of(self.program, weights) if weights.exists() else {}
+        self.weights = inputs_of(self.program, [weights]) if weights.exists() else {}
         given = {*self.weights, *self.ranks.coordinates}
         shapes = {b.name: b for b in self.program.buffers}
         before = (self.ranks.count,) if self.ranks.mesh else ()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.isa.attributes import OPTIONAL_ATTRIBUTES
 from shardwright.compiler.isa.instructions import DMA, INSTRUCTIONS, TOKENS_ONLY, InstrDef
-from shardwright.compiler.isa.limits import check_instr, start_is_legal
+from shardwright.compiler.isa.limits import check_instr, issuers_of, start_is_legal
 from shardwright.compiler.isa.program import AccessPattern, Instr, Space, Tile
 from shardwright.compiler.machine.target import Limits
 from shardwright.sim_cluster.instructions.engines.registry import require
@@ -23,11 +23,11 @@ def check_instruction(instr: Instr, tiles: Sequence[Tile], limits: Limits) -> No
     definition = INSTRUCTIONS.get(instr.opcode)
     if definition is None:
         raise SimulationError("SW_L0_OPCODE", f"no instruction is called {instr.opcode}")
+    issuers = issuers_of(definition, limits)
     require(
-        instr.engine in definition.engines,
+        instr.engine.value in issuers,
         "SW_L0_ENGINE",
-        f"{instr.opcode} requires one of {[e.value for e in definition.engines]},"
-        f" got {instr.engine.value}",
+        f"{instr.opcode} requires one of {issuers}, got {instr.engine.value}",
     )
     require(
         (instr.dst is None) == (instr.opcode in TOKENS_ONLY),

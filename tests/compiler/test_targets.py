@@ -44,17 +44,15 @@ def test_every_figure_has_a_status_and_a_source(file: Path) -> None:
 def test_every_family_of_the_surface_is_a_machine() -> None:
     for family, machine in TARGETS.items():
         assert find_target(family.upper()) is load_target(machine)
-    compiled = [name for name in target_names() if load_target(name).is_compiled_for]
-    assert {m.partition(".")[0].partition("-")[0] for m in compiled} == set(TARGETS)
+    assert {m.partition(".")[0].partition("-")[0] for m in target_names()} == set(TARGETS)
 
 
 @pytest.mark.parametrize("name", ["inf1.xlarge", "inf1.24xlarge"])
-def test_inf1_has_facts_and_a_network_and_no_compiler(name: str) -> None:
+def test_inf1_is_the_machine_of_neuron_cc_which_compiles_no_jobs(name: str) -> None:
     machine = load_target(name)
-    assert machine.core.name == "NeuronCore-v1" and not machine.is_compiled_for
-    with pytest.raises(UsageError, match="NCC_EARG001"):
-        find_target(name)
-    with pytest.raises(UsageError, match="NeuronCore-v2 or newer"):
+    assert machine.core.name == "NeuronCore-v1" and machine.core.compiler == "neuron-cc"
+    assert not machine.trains and find_target(name) is machine
+    with pytest.raises(UsageError, match="requires a machine of neuronx-cc, got inf1"):
         layout_of(load(None, [f"cluster.target={name}"]))
 
 
@@ -73,7 +71,7 @@ def layer() -> tuple[Graph, list[np.ndarray], np.ndarray]:
 
 
 # One machine of every NeuronCore: others of a family differ in what surrounds the core.
-CORES = {load_target(n).core.name: n for n in target_names() if load_target(n).is_compiled_for}
+CORES = {load_target(n).core.name: n for n in target_names()}
 
 
 @pytest.mark.parametrize("name", CORES.values())

@@ -37,12 +37,19 @@ ALIKE: dict[str, Any] = {
     "program_start_ps": 100_000_000,
     "hbm_bank_cores": 2,
     "stall_recovery": 0.0,
+    "compiler": "neuronx-cc",
+    "refused_types": (),
+    "refused_io_types": (),
 }
 CORES: dict[str, dict[str, Any]] = {
     # F1: 1 GHz gives the printed rate; 3 engines of 5 GB/s (DRV)
     "inf1.xlarge": {
         "name": "NeuronCore-v1",
         "generation": "v1",
+        "compiler": "neuron-cc",
+        # CC1RN: no INT8, and no FP64 or INT64 inputs and outputs; DT: no fp8 before v2
+        "refused_types": ["i8", "ui8", "f8E4M3", "f8E4M3FN", "f8E5M2"],
+        "refused_io_types": ["f64", "i64", "ui64"],
         "clock_hz": {"tensor": 10**9, "vector": 10**9, "scalar": 10**9, "gpsimd": 0},
         "dma_engines": 3,
         "dma_engine_bytes_per_s": 5_000_000_000.0,
@@ -330,6 +337,6 @@ def test_names_and_banks() -> None:
     assert logical(alone, 2, hypothetical=True).cores_per_bank == 1
     four = replace(first, core=replace(first.core, hbm_bank_cores=4))
     assert (four.cores_per_bank, logical(four, 2, hypothetical=True).cores_per_bank) == (4, 2)
-    assert first.lnc == 1 and first.is_compiled_for
-    assert not load_target("inf1.xlarge").is_compiled_for
+    assert first.lnc == 1 and first.trains
+    assert not load_target("inf1.xlarge").trains
     assert target_names() == sorted(AROUND), "AROUND requires a row for every machine"

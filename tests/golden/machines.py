@@ -75,7 +75,7 @@ def stages(target: Target) -> Iterator[tuple[str, Rows]]:
     yield "limits", _limits(target)
     yield "code", dict(_code(target))
     yield "kernels", _kernels(target)
-    if target.is_compiled_for:
+    if target.trains:
         yield "steps", _steps(target)
     yield "collectives", dict(_collectives(target, 1, ("near",), ("rest",), ("far",)))
     if target.efa_devices:
@@ -98,7 +98,7 @@ def _limits(target: Target) -> Rows:
     return {
         "memory": memory,
         "rates": rates,
-        "on chip": asdict(core.limits),
+        "on chip": {k: v for k, v in asdict(core.limits).items() if k != "engines"},
         "cores": {"all": target.cores, "chips": target.chips, "of a bank": core.hbm_bank_cores},
         "logical cores": {"allowed": list(target.allowed_lnc), "physical": target.lnc},
         "host": {"memory_bytes": target.host_memory_bytes, "transfer_ps": _transfer_ps(target)},

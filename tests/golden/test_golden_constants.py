@@ -44,8 +44,8 @@ def why_nothing_moves(target: Target, fact: str) -> str:
         return "one chip has no links"
     if fact == "shape" and target.topology in ("line", "ring", "none"):
         return "its chips are counted by chips_per_instance"
-    if fact == "program_start_us" and not target.is_compiled_for:
-        return "no program is compiled for it"
+    if fact == "program_start_us" and not target.trains:
+        return "no steps of it are among the rows"
     return ""
 
 

@@ -258,7 +258,6 @@ def test_a_refused_model_gets_a_banner_with_code_place_and_command(
         ("--target inf2 -lnc 2", "NCC_EARG001", "inf2.48xlarge"),
         ("--target trn2 --lnc 3", "SW_USAGE", "one of 1, 2"),
         ("--target gpu", "NCC_EARG001", "trn1, trn1n"),
-        ("--target inf1", "NCC_EARG001", "compiled for by neuron-cc"),
         ("", "SW_USAGE", "requires --target"),
         ("--framework TENSORFLOW --target trn1", "SW_USAGE", "xla"),
         ("--target trn1 --hbm-scratchpad-page-size 700", "SW_USAGE", "multiple of 512"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.machine.target import NEURON_CC
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.surface import releases
 from shardwright.compiler.surface.flags import FLAGS, Effect, Flag, Kind, canonical_name
@@ -33,12 +34,16 @@ def value_of(flag: Flag) -> str:
         "hbm-scratchpad-page-size": "1024",
         "verbose": "35",
     }
-    texts |= {"compiler-version-profile": "2.27.5334", "pipeline": "compile"}
+    texts |= {"compiler-version-profile": "2.27.5334", "pipeline": "compile", "fast-math": "none"}
     return texts.get(flag.name, "3" if flag.kind is Kind.INTEGER else "some")
 
 
 def resolved(*words: str) -> Resolved:
-    files, flags = parse(["m.pb", "--target", "trn1", *words], "compile")
+    return resolved_for("trn1", *words)
+
+
+def resolved_for(target: str, *words: str) -> Resolved:
+    files, flags = parse(["m.pb", "--target", target, *words], "compile")
     assert files == ["m.pb"]
     return resolve(flags)
 
@@ -53,7 +58,8 @@ def spellings(flag: Flag) -> list[list[str]]:
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_every_spelling_of_a_flag_means_the_same(flag: Flag) -> None:
-    first, *others = [resolved("--hypothetical", *words) for words in spellings(flag)]
+    target = "inf1" if flag.compiler == NEURON_CC else "trn1"
+    first, *others = [resolved_for(target, "--hypothetical", *words) for words in spellings(flag)]
     for other in others:
         assert (other.options, other.command, other.recorded) == (
             first.options,
@@ -71,7 +77,8 @@ def test_every_spelling_of_a_flag_means_the_same(flag: Flag) -> None:
         case Effect.REPLACED | Effect.WRAPPER:
             assert first.notices and not first.recorded
         case Effect.COMMAND:
-            assert flag.field in (*dataclasses.asdict(first.command), "framework", "pipeline")
+            others = ("framework", "pipeline", "fast_math", "fp32_cast")
+            assert flag.field in (*dataclasses.asdict(first.command), *others)
 
 
 def test_rows_are_complete_and_spellings_are_unique() -> None:

@@ -34,6 +34,7 @@ PAGES = (
     "docs/trace.md",
     "docs/dumps.md",
     "docs/strategies/context.md",
+    "docs/neuron-cc.md",
     "docs/pytorch-trace.md",
     "docs/faq.md",
     "docs/serving.md",

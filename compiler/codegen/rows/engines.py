@@ -128,7 +128,9 @@ class Work:
         value = self.domain[n]
         if self.is_reduction(n):
             reads_psum = value.inputs[0] in self.roles.packed
-            found = [Engine.VECTOR, *([] if reads_psum else [Engine.GPSIMD])]
+            limits = self.room.limits
+            others = () if reads_psum else (Engine.GPSIMD,)
+            found = [Engine.VECTOR, *(e for e in others if e.value in limits.engines)]
             found += [Engine.SCALAR] if self._is_by_product(value) else []
             return tuple(e for e in found if e is not engine)
         movable = value.op == SCALED and value.attrs["func"] == "identity"

@@ -9,8 +9,7 @@ import numpy as np
 
 from shardwright.compiler.ir.parse import parse
 from shardwright.compiler.neff.bundle import program_bytes
-from shardwright.orchestrator.neff.neff_files import open_program
-from shardwright.orchestrator.neff.neff_tools import mesh_of
+from shardwright.orchestrator.neff.neff_files import mesh_of, open_program
 from shardwright.sim_cluster.values.run_single import Ranks, run_single
 from tests.support.compiled import link
 
