@@ -14,6 +14,7 @@ from typing import Any
 from shardwright.compiler.diagnostics import Diagnostic, UsageError, did_you_mean
 from shardwright.compiler.machine.target import (
     NEURON_CC,
+    NEURONX_CC,
     PRODUCT_TRANSPOSES,
     Target,
     family_of,
@@ -268,7 +269,9 @@ def _check_released(item: Given, value: str, profile: Profile) -> None:
     flag, row = item.flag, item.flag.value_released(value)
     if _has(profile, row):
         return
-    among = TARGETS if flag.name == "target" else flag.values
+    among: Sequence[str] = flag.values
+    if flag.name == "target":  # releases are of neuronx-cc
+        among = [f for f, n in TARGETS.items() if load_target(n).core.compiler == NEURONX_CC]
     others = [v for v in among if v != value and profile.holds(flag.value_released(v))]
     instead = f"give {' or '.join(others)}" if others else "drop the flag"
     raise _absent(f"{item.spelling} {item.value}", row, profile, instead)
@@ -360,7 +363,7 @@ def _refused(item: Given, required: str) -> UsageError:
 
 _AS_GIVEN = (
     *("hypothetical", "output", "logfile", "strategy", "fast_loading", "fast_context_switch"),
-    *("no_cache", "retry_failed_compilation"),
+    *("no_cache", "retry_failed_compilation", "pipeline_cores"),
 )
 """Settings of the command that need no reading, by field."""
 
