@@ -50,24 +50,36 @@ def prepare(
         )
     require_memory(kernel_bytes(program), f"kernel {program.name}")
     steps = _Planner(program, dtypes, draws).plan()
-    count = len(program.nodes)
 
     def run(arrays: Arrays, registers: Registers) -> None:
-        values: Values = [None] * count
-        number = 0
-        try:
-            for number, step, dead in steps:
-                values[number] = step(values, arrays, registers)
-                for d in dead:
-                    values[d] = None
-        except (ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as error:
-            node = program.nodes[number]
-            code = "SW_SIM_MEMORY" if isinstance(error, MemoryError) else "SW_L1_KERNEL"
-            raise SimulationError(
-                code, f"kernel {program.name}, node {number} ({node.op}): {error}"
-            ) from error
+        _execute(program, steps, arrays, registers)
 
     return run
+
+
+def _execute(
+    program: KernelProgram,
+    steps: Sequence[tuple[int, Step, tuple[int, ...]]],
+    arrays: Arrays,
+    registers: Registers,
+    kept: Collection[int] = (),
+) -> Values:
+    """Run the steps of a kernel; the values of the nodes `kept` are still there afterwards."""
+    values: Values = [None] * len(program.nodes)
+    number = 0
+    try:
+        for number, step, dead in steps:
+            values[number] = step(values, arrays, registers)
+            for d in dead:
+                if d not in kept:
+                    values[d] = None
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as error:
+        node = program.nodes[number]
+        code = "SW_SIM_MEMORY" if isinstance(error, MemoryError) else "SW_L1_KERNEL"
+        raise SimulationError(
+            code, f"kernel {program.name}, node {number} ({node.op}): {error}"
+        ) from error
+    return values
 
 
 def values_of(
@@ -79,17 +91,13 @@ def values_of(
     at = {number: i for i, number in enumerate(needed)}
     nodes = (program.nodes[n] for n in needed)
     kept = tuple(replace(n, inputs=tuple(at[i] for i in n.inputs)) for n in nodes)
-    steps = _Planner(replace(program, nodes=kept), dtypes, None).plan()
-    asked = frozenset(at[n] for n in wanted)
+    part = replace(program, nodes=kept)
+    steps = _Planner(part, dtypes, None).plan()
+    asked = [at[n] for n in wanted]
 
     def run(arrays: Arrays, registers: Registers) -> list[np.ndarray]:
-        values: Values = [None] * len(kept)
-        for number, step, dead in steps:
-            values[number] = step(values, arrays, registers)
-            for d in dead:
-                if d not in asked:
-                    values[d] = None
-        return [values[at[n]] for n in wanted]
+        values = _execute(part, steps, arrays, registers, asked)
+        return [values[n] for n in asked]
 
     return run
 
