@@ -193,7 +193,8 @@ def of_values(loc: Loc | None) -> UsageError:
         "a compiled step requires code that does not depend on values of tensors, got one that asks"
         " for them: an `if`, a loop, `.item()`, `int(x)`, or how many rows a mask selects",
         loc,
-        "take torch.where or torch.cond for a branch, a fixed number of rows for a selection",
+        "take torch.where or torch.cond for a branch, a fixed number of rows for a selection, one"
+        " variable for a mask that is used twice",
     )
 
 

@@ -159,7 +159,7 @@ def has_rule(name: str, is_pointwise: bool) -> bool:
 @RULES.row("bernoulli.p", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros")
 @RULES.row("new_ones", "new_full", "new_empty", "zeros", "ones", "full", "rand", "randn")
 @RULES.row("empty.memory_format", "scalar_tensor", "__and__.Tensor", "__or__.Tensor")
-@RULES.row("floor_divide")
+@RULES.row("floor_divide", "eye")
 def elementwise(call: Call) -> Any:
     """Elements one by one; the names are those of operators that torch says it not of."""
     joint_dims(call)

@@ -78,6 +78,10 @@ def _repeated(call: Call, x: Selected) -> Sequence[int]:
     return [-n for n, times in enumerate(reversed(call.args[1]), 1) if times != 1 and n <= x.ndim]
 
 
+def _padded(call: Call, x: Selected) -> Sequence[int]:
+    return [-1 - n // 2 for n, width in enumerate(call.args[1]) if width]
+
+
 _MIXED: dict[str, Callable[[Call, Selected], Sequence[int]]] = {
     **dict.fromkeys(("select.int", "unbind.int"), _dim(1)),
     **dict.fromkeys(("split.Tensor", "chunk", "split_with_sizes", "split.sizes"), _dim(2)),
@@ -88,6 +92,7 @@ _MIXED: dict[str, Callable[[Call, Selected], Sequence[int]]] = {
     **dict.fromkeys(("group_norm", "convolution", "conv1d", "conv2d", "conv3d"), _but_first),
     **dict.fromkeys(("tril", "triu", "scaled_dot_product_attention"), _last_two),
     "repeat": _repeated,
+    **dict.fromkeys(("pad", "constant_pad_nd"), _padded),
 }
 """Operators that mix elements along dims in a way that no value is without effect on -> these dims
 of each operand."""
