@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from shardwright.compiler.diagnostics import ImportRuleError, UsageError
 from shardwright.compiler.frontend.context import BYTECODE, is_portable
 from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
+from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.onnx.start import is_model
 from shardwright.compiler.frontend.pytorch import archive
 from shardwright.compiler.frontend.stablehlo import NO_FACTS, Check, Facts, import_partition
@@ -39,11 +39,11 @@ class Module:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """How a file is read: `as_step` the training step of a program of torch's; of an ONNX model
-    `folder` is where it lies, with the files of its weights, and `input_shape` says sizes of dims
+    `file` is its path, beside which files of its weights lie, and `input_shape` says sizes of dims
     that it leaves open."""
 
     as_step: bool = False
-    folder: str = "."
+    file: str = MODULE_FILE
     input_shape: str = ""
 
 
@@ -59,7 +59,7 @@ def read_module(data: bytes, asked: Asked = AS_IT_IS) -> Module:
     if is_model(data):
         from shardwright.compiler.frontend.onnx.program import lowered_file as lowered_onnx
 
-        found = lowered_onnx(data, Path(asked.folder), asked.input_shape)
+        found = lowered_onnx(data, asked.file, asked.input_shape)
         return Module("onnx", found.artifact, NO_FACTS, found.arguments, found.results)
     if asked.input_shape:
         raise UsageError(

@@ -171,7 +171,7 @@ def _read(
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
     with log.stage("import"):
-        asked = Asked(folder=str(file.parent), input_shape=resolved.command.input_shape)
+        asked = Asked(file=str(file), input_shape=resolved.command.input_shape)
         profile = resolved.command.profile
         graph, module = reader.read(data, os.getcwd(), profile, str(file), asked)
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")

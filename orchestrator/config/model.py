@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.entry import entry_names, load_task
-from shardwright.compiler.frontend.locations import named_file
 from shardwright.compiler.frontend.task import Mode, TrainTask
 from shardwright.compiler.neff.format import MAX_FILE_BYTES
 from shardwright.compiler.support.files import read_regular
@@ -171,8 +170,7 @@ def _of_onnx(job: JobConfig) -> TrainTask:
             "SW_MODEL", f"model.onnx: cannot read {path}: {error.strerror or error}"
         ) from error
     transformation = make_optimizer(model.optimizer, model.learning_rate, model.clip)
-    with named_file(str(path)):
-        return train_task(path, data, model.loss, transformation, model.input_shape)
+    return train_task(path, data, model.loss, transformation, model.input_shape)
 
 
 def _of_file(job: JobConfig, made: Callable[[dict[str, Any], str], TrainTask]) -> TrainTask:

@@ -103,8 +103,9 @@ class Model:
     functions: Mapping[tuple[str, str], Function] = field(default_factory=dict)
 
 
-def read_model(data: bytes, folder: Path, file: str = MODULE_FILE) -> Model:
-    """The model of a file in `folder`, which places in it call `file`.
+def read_model(data: bytes, file: str = MODULE_FILE) -> Model:
+    """The model of a file, its content; `file` is what places in it are called, and where the files
+    of its weights lie beside.
 
     Raises: ImportRuleError SW_ONNX_FILE for damage, SW_ONNX_TYPE for values that are no tensors of
     numbers, SW_ONNX_OPERATOR for a release without rows.
@@ -116,7 +117,7 @@ def read_model(data: bytes, folder: Path, file: str = MODULE_FILE) -> Model:
     if found["graph"] is None:
         raise damaged("a file without a graph")
     opset = _opset(found["opsets"], "the model")
-    reader = _Reader(folder)
+    reader = _Reader(Path(file).parent)
     functions = {
         (each["domain"], each["name"]): reader.function(each, opset) for each in found["functions"]
     }

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shardwright.compiler.frontend.capture import Lowered, function_artifact
-from shardwright.compiler.frontend.locations import MODULE_FILE
+from shardwright.compiler.frontend.locations import MODULE_FILE, named_file
 from shardwright.compiler.frontend.onnx.errors import untyped
 from shardwright.compiler.frontend.onnx.interpreter import (
     check_operators,
@@ -31,11 +30,12 @@ class Program:
     model: Model
 
     @classmethod
-    def read(cls, data: bytes, folder: Path, file: str = MODULE_FILE) -> Program:
+    def read(cls, data: bytes, file: str = MODULE_FILE) -> Program:
         """That of a file, as of `read_model`. Raises ImportRuleError as that, and for operators
         without a row."""
-        model = read_model(data, folder, file)
-        check_operators(model)
+        with named_file(file):
+            model = read_model(data, file)
+            check_operators(model)
         return cls(model)
 
     @cached_property
@@ -64,12 +64,14 @@ class Program:
         """Inputs without values. Raises UsageError, ImportRuleError for dims without a size."""
         import jax
 
-        shapes, found = sizes.shapes(self.model.graph), {}
-        for value in self.model.graph.inputs:
-            if value.dtype is None:
-                raise untyped(f"input {value.name}", "a value without a type")
-            dtype = computed_type(value.dtype)
-            found[value.name] = jax.ShapeDtypeStruct(shapes[value.name], dtype)
+        found = {}
+        with named_file(self.model.file):
+            shapes = sizes.shapes(self.model.graph)
+            for value in self.model.graph.inputs:
+                if value.dtype is None:
+                    raise untyped(f"input {value.name}", "a value without a type")
+                dtype = computed_type(value.dtype)
+                found[value.name] = jax.ShapeDtypeStruct(shapes[value.name], dtype)
         return found
 
     def __call__(self, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,12 +91,12 @@ def _is_weight(array: Array) -> bool:
     return array.dtype.kind not in "biu" or (array.dtype.kind in "iu" and array.itemsize == 1)
 
 
-def lowered_file(data: bytes, folder: Path, input_shape: str) -> Lowered:
-    """The model of a file in a folder as a program of (weights, inputs).
+def lowered_file(data: bytes, file: str, input_shape: str) -> Lowered:
+    """The model of a file, its content, as a program of (weights, inputs).
 
     Raises: ImportRuleError as `Program`; UsageError for sizes that do not fit.
     """
-    program = Program.read(data, folder)
+    program = Program.read(data, file)
     inputs, weights = program.inputs(Sizes.of(input_shape)), _shapes(program.weights)
 
     def call(given: Any, values: Any) -> list[Any]:

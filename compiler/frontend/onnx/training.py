@@ -266,7 +266,7 @@ def train_task(path: Path, data: bytes, loss: str, transformation: Any, sizes: s
 
     Raises: ImportRuleError as `Program.read`; UsageError for a loss or sizes that do not fit.
     """
-    program = Program.read(data, path.parent, str(path))
+    program = Program.read(data, str(path))
     step = _Step(program, Sizes.of(sizes), loss, transformation, path.stem)
     if not step.inputs:
         raise damaged("a graph without inputs, which has no samples")

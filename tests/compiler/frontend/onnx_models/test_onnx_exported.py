@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -124,7 +123,7 @@ def test_an_exported_model(name: str) -> None:
             input_names=["x"],
             dynamic_axes={"x": dims},
         )
-    program = Program.read(file.getvalue(), Path())
+    program = Program.read(file.getvalue())
     inputs = program.inputs(Sizes({"x": tuple(x.shape)}))
     assert len(program.weights) >= 6
     given = {"x": x.numpy().astype(inputs["x"].dtype)}

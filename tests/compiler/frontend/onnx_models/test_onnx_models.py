@@ -53,7 +53,7 @@ def check_equal(found: Any, wanted: np.ndarray) -> None:
 @cache
 def program(name: str) -> Program:
     path = stored(name).path
-    return Program.read(path.read_bytes(), path.parent)
+    return Program.read(path.read_bytes(), str(path))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -63,7 +63,7 @@ def test_values_of_the_compiled_program(name: str) -> None:
     shapes = ",".join(
         f"{key}={'x'.join(map(str, array.shape))}" for key, array in model.inputs.items()
     )
-    asked = Asked(folder=str(model.path.parent), input_shape=shapes)
+    asked = Asked(file=str(model.path), input_shape=shapes)
     graph, module = import_file(model.path.read_bytes(), asked=asked)
     weights = program(name).weights
     assert module.arguments == (*weights, *model.inputs) and module.results == ("logits",)
@@ -173,6 +173,10 @@ def test_compile_takes_a_model_as_users_call_it(
     assert compile_line("neuronx-cc compile wrong.onnx --framework onnx --target trn1") == 70
     told = " ".join(capsys.readouterr().err.split())
     assert "SW_ONNX_NODE" in told and "wrong.onnx:2" in told
+    Path("fp8.onnx").write_bytes(encoded(FP8))
+    assert compile_line("neuronx-cc compile fp8.onnx --framework onnx --target trn1") == 70
+    told = " ".join(capsys.readouterr().err.split())  # a later stage
+    assert "NCC_EVRF051" in told and "location: fp8.onnx:2" in told
 
 
 WRONG = model(
@@ -192,6 +196,13 @@ def test_what_is_said_of_later_stages_names_the_node() -> None:
     assert any("the_MatMul" in op.loc.scope for op in found.ops)
 
 
+FP8 = model(
+    graph(
+        [node("Relu", "x", "a"), node("Cast", "a", "y", to=17)],
+        [value("x", 2, 3)],
+        [value("y", 2, 3, dtype=17)],
+    )
+)
 GOOD = {
     **WRONG,
     "graph": {**WRONG["graph"], "initializers": [tensor("w", np.eye(3, dtype=np.float32))]},

@@ -81,7 +81,7 @@ def check_equal(found: list[Any], right: list[Any], most: float, is_known: bool)
 
 def ours(case: Case, is_known: bool) -> list[Any]:
     """What our rows compute; operands that have to be known are, the others where asked for."""
-    model = read_model(proto(case).SerializeToString(), Path())
+    model = read_model(proto(case).SerializeToString())
     row = ONNX.find(case.operator, case.opset)
     assert row is not None
     values = {
@@ -189,14 +189,14 @@ HELD = {
 def test_graph_in_a_node(name: str) -> None:
     make, values, known = HELD[name]
     model = make()
-    found = read_model(model.SerializeToString(), Path())
+    found = read_model(model.SerializeToString())
     arrays = {n: v if n in known else jnp.asarray(v) for n, v in values.items()}
     check_equal(evaluate(found, arrays), wanted(model, values), 2e-6, False)
 
 
 def test_scan_along_other_axes_and_backwards() -> None:
     said = {"scan_input_axes": [1], "scan_input_directions": [1], "scan_output_axes": [1]}
-    found = read_model(scanned(**said).SerializeToString(), Path())
+    found = read_model(scanned(**said).SerializeToString())
     end, rows = evaluate(found, {"s": jnp.asarray(X[:2]), "x": jnp.asarray(SQUARE)})
     sums = X[:2, None] + np.cumsum(SQUARE[:, ::-1], 1)
     np.testing.assert_array_equal(rows, sums)
@@ -205,7 +205,7 @@ def test_scan_along_other_axes_and_backwards() -> None:
 
 def test_function_of_the_model() -> None:
     """Its attribute is handed on to a node of it, which the reference refuses."""
-    found = read_model(called().SerializeToString(), Path())
+    found = read_model(called().SerializeToString())
     (y,) = evaluate(found, {"x": jnp.asarray(X)})
     np.testing.assert_allclose(y, -np.where(X < 0, 0.25 * X, X), rtol=1e-6)
 
@@ -240,7 +240,7 @@ def test_weights_of_four_bits() -> None:
         [numpy_helper.from_array(numbers, "w"), numpy_helper.from_array(scales, "s")]
     )
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)])
-    program = Program(read_model(model.SerializeToString(), Path()))
+    program = Program(read_model(model.SerializeToString()))
     assert {n: str(a.dtype) for n, a in program.weights.items()} == {"w": "int8", "s": "float32"}
     found = program(program.weights, {"x": SQUARE})["y"]
     right = SQUARE @ (numbers.astype(np.float32) * np.repeat(scales, 2, 1))
