@@ -173,6 +173,7 @@ def _table_parsers(verbs: Any) -> None:
     operators.add_argument(
         "--compiler-version-profile", default="own", help="those of a neuronx-cc release"
     )
+    operators.add_argument("--target", default=FIRST_TARGET, help="those of its compiler")
     operators.set_defaults(verb=_list_operators)
     errors = verbs.add_parser("errors", help="what an error code means and what to do")
     errors.add_argument("code", nargs="?", default="", help="for example NCC_EVRF035")
@@ -374,8 +375,10 @@ def _validate(args: argparse.Namespace) -> int:
 def _list_operators(args: argparse.Namespace) -> int:
     from shardwright.compiler.frontend.coverage import operator_names
     from shardwright.compiler.surface.releases import profile
+    from shardwright.compiler.surface.resolve import find_target
 
-    say("\n".join(operator_names(profile(args.compiler_version_profile))))
+    compiler = find_target(args.target).core.compiler
+    say("\n".join(operator_names(profile(args.compiler_version_profile), compiler)))
     return 0
 
 
