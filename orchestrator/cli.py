@@ -174,6 +174,7 @@ def _table_parsers(verbs: Any) -> None:
     operators.add_argument(
         "--compiler-version-profile", default="own", help="those of a neuronx-cc release"
     )
+    operators.add_argument("--target", default=FIRST_TARGET, help="those of its compiler")
     operators.set_defaults(verb=_list_operators)
     alias = verbs.add_parser("alias", help="neuronx-cc and neuron_parallel_compile by their names")
     alias.add_argument("folder", type=Path, metavar="DIR", help="where their scripts are written")
@@ -379,9 +380,14 @@ def _validate(args: argparse.Namespace) -> int:
 def _list_operators(args: argparse.Namespace) -> int:
     from shardwright.compiler.frontend.coverage import onnx_names, operator_names
     from shardwright.compiler.surface.releases import profile
+    from shardwright.compiler.surface.resolve import find_target
 
-    release = profile(args.compiler_version_profile)
-    say("\n".join(onnx_names() if args.framework == "onnx" else operator_names(release)))
+    release, compiler = (
+        profile(args.compiler_version_profile),
+        find_target(args.target).core.compiler,
+    )
+    is_onnx = args.framework == "onnx"
+    say("\n".join(onnx_names() if is_onnx else operator_names(release, compiler)))
     return 0
 
 

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from shardwright.compiler.frontend.rules import RULES
 from shardwright.compiler.frontend.rules.registry import REFUSALS
-from shardwright.compiler.surface.operators import DOCUMENTED, OPERATORS, Operator
+from shardwright.compiler.machine.target import NEURON_CC, NEURONX_CC
+from shardwright.compiler.surface.operators import (
+    DOCUMENTED,
+    NEURON_CC_LISTED,
+    OPERATORS,
+    Operator,
+)
 from shardwright.compiler.surface.releases import Profile
 
 
@@ -23,9 +29,11 @@ def _imported(hlo: str) -> bool:
     return bool(names & (RULES.keys() - REFUSALS))
 
 
-def operator_names(profile: Profile) -> list[str]:
-    """Builder names of the supported operators: all of ours, or those of a release's table."""
+def operator_names(profile: Profile, compiler: str = NEURONX_CC) -> list[str]:
+    """Builder names of the supported operators: all of ours, those of a release's table, or those
+    that neuron-cc lists."""
     rows = OPERATORS if profile.is_own else DOCUMENTED
+    rows = NEURON_CC_LISTED if compiler == NEURON_CC else rows
     return [row.name for row in rows if profile.at_least(row.since) and is_supported(row)]
 
 

@@ -117,6 +117,8 @@ DOCUMENTED = tuple(row for row in OPERATORS if row.documented)
 
 
 _LATER_THAN_NEURON_CC = ("Rev", "SelectAndScatter", "BitcastConvertType")
+NEURON_CC_LISTED = tuple(row for row in DOCUMENTED if row.name not in _LATER_THAN_NEURON_CC)
+"""neuron-cc's list of XLA operators: the table of neuronx-cc without three rows that came later."""
 _CPU_NODES = ("Gather",)
 _BESIDE = ("Conv", "ReduceWindow", "Sort", "TopK", "While", "Composite")
 _OF_LISTED = ("Logistic", "Expm1", "Log1p", "LogicalOr", "LogicalXor", "Rem", "IsFinite", "Tan")
@@ -126,9 +128,9 @@ def neuron_cc_reason(hlo: str) -> str:
     """Why neuron-cc leaves an operator to the CPU, as the end of a sentence; empty for one that it
     compiles, and for what is no operator of XLA.
 
-    Its list of XLA operators is the table of neuronx-cc without three rows that came later. Beside
-    it count operators that its documents name in other words (convolutional networks, static
-    control flow, sort, top-k) and those that are made of listed ones (logistic of exp and add).
+    Beside its list of XLA operators count those that its documents name in other words
+    (convolutional networks, static control flow, sort, top-k) and those that are made of listed
+    ones (logistic of exp and add).
     Gather ran as a CPU node of the runtime inside of the file.
     Source: release notes of neuron-cc, and their operator lists; the part about what is made of
     listed ones is ours.

@@ -16,6 +16,7 @@ import pytest
 from shardwright.compiler.machine.target import altered, load_target
 from shardwright.compiler.neff.reader import Container
 from shardwright.compiler.neff.serial import read_serial
+from shardwright.compiler.surface.operators import NEURON_CC_LISTED
 from shardwright.orchestrator.cli import main
 from shardwright.orchestrator.neff.neff_time import band_ps, serial_time
 from tests.support.model_files import compile_line, info_of, run_neff, write_model
@@ -161,6 +162,15 @@ def test_operators_of_no_list_of_neuron_cc_stay_on_the_cpu(
     path = compiled(model, "--fast-math fp32-cast-matmult no-fast-relayout")
     assert f"{operator} stays on the CPU" in capsys.readouterr().err
     np.testing.assert_allclose(run_neff(path, [model.argument])[0], model.expected, 1e-5, 1e-6)
+
+
+def test_the_list_of_operators_is_that_of_neuron_cc(capsys: pytest.CaptureFixture[str]) -> None:
+    """59 names of XLA: 62 of neuronx-cc, less three. The source counts them."""
+    assert main(["list-operators", "--target", "inf1"]) == 0
+    names = capsys.readouterr().out.split()
+    assert len(names) == len(set(names)) and not {"Rev", "SelectAndScatter", "Conv"} & set(names)
+    assert {"DotGeneral", "Gather", "Allreduce"} <= set(names)
+    assert len(NEURON_CC_LISTED) == 59
 
 
 def refused(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
