@@ -382,12 +382,12 @@ def _list_operators(args: argparse.Namespace) -> int:
     from shardwright.compiler.surface.releases import profile
     from shardwright.compiler.surface.resolve import find_target
 
-    release, compiler = (
-        profile(args.compiler_version_profile),
-        find_target(args.target).core.compiler,
-    )
-    is_onnx = args.framework == "onnx"
-    say("\n".join(onnx_names() if is_onnx else operator_names(release, compiler)))
+    if args.framework == "onnx":
+        names = onnx_names()
+    else:
+        compiler = find_target(args.target).core.compiler
+        names = operator_names(profile(args.compiler_version_profile), compiler)
+    say("\n".join(names))
     return 0
 
 

@@ -1,11 +1,11 @@
-"""What every leaf of a step's state is: a parameter, trained or frozen, a constant, optimizer
+"""What every leaf of a step's state is: a parameter, trained or frozen, a buffer, optimizer
 state, a key of random numbers, or, of inference, a part of the cache.
 
 Said by the task's `roles`, else by the usual names of the state's parts, else found by use: the
 loss depends on parameters and keys, and not on moments, averages, statistics and counters. A
 parameter that the step returns as it came is frozen: it has no gradient and no optimizer state.
-A constant, which only `roles` can say, is a table that the model reads, as positions or a mask that
-a module of PyTorch keeps in a buffer: it is no parameter, and every rank has it whole.
+A buffer, which only `roles` can say, is a table that the model reads and no step changes, as one of
+PyTorch with positions or a mask: it is no parameter, and every rank has it whole.
 `capture.py` asks for functions, `module_task.py` for lowered steps.
 """
 
@@ -20,12 +20,13 @@ from shardwright.compiler.diagnostics import UsageError
 if TYPE_CHECKING:
     from shardwright.compiler.dtypes import DType
 
-ROLES = ("parameter", "frozen", "constant", "optimizer", "cache", "batch", "metric", "rng")
+ROLES = ("parameter", "frozen", "buffer", "optimizer", "cache", "batch", "metric", "rng")
 PARAMETER_ROLES = ("parameter", "frozen")
 """What counts as a model's parameters."""
-UNCHANGED_ROLES = ("frozen", "constant")
+UNCHANGED_ROLES = ("frozen", "buffer")
 """What a step has to return as it came."""
-WEIGHT_ROLES = (*PARAMETER_ROLES, "constant")
+_TOLD = {"frozen": "frozen", "buffer": "a buffer"}
+WEIGHT_ROLES = (*PARAMETER_ROLES, "buffer")
 """What the model computes with."""
 SAVED_ROLES = ("parameter", "optimizer", "rng")
 """What a step changes, and a checkpoint of the training so has to hold."""
@@ -50,7 +51,7 @@ def roles_of(leaves: Sequence[tuple[str, DType, Use]], given: Mapping[str, str])
     """The roles of the leaves of a state; of a step that trains nothing, which evaluates, no
     parameter is frozen.
 
-    Raises: UsageError SW_TASK_ROLE where one that is said to be frozen, or constant, comes back
+    Raises: UsageError SW_TASK_ROLE where one that is said to be frozen, or a buffer, comes back
     changed.
     """
     roles = tuple(role_of(path, given, dtype, use) for path, dtype, use in leaves)
@@ -58,8 +59,8 @@ def roles_of(leaves: Sequence[tuple[str, DType, Use]], given: Mapping[str, str])
         if role in UNCHANGED_ROLES and not use.is_kept:
             raise UsageError(
                 "SW_TASK_ROLE",
-                f"{path} is {role} by the roles of the task, which requires a step that returns it"
-                " as it came, got one that changes it",
+                f"{path} is {_TOLD[role]} by the roles of the task, which requires a step that"
+                " returns it as it came, got one that changes it",
                 hint="return the leaf itself, without an update, or leave the role out",
             )
     if "parameter" in roles:

@@ -196,7 +196,7 @@ def own_step(report: Report) -> Said:
 _ROLE_TEXT = {
     "parameter": "parameters",
     "frozen": "frozen",
-    "constant": "constant",
+    "buffer": "buffers",
     "optimizer": "optimizer",
     "cache": "cache",
     "rng": "random numbers",

@@ -75,7 +75,7 @@ def _place_parameters(step: Decisions) -> None:
         named = f"{'*'.join(step.free_axes(used))}={ways}"
         if ways == 1:
             free = step.zero and step.free_axes(used)
-            kept = free and {"frozen": _kept(step), "constant": "a constant"}.get(slot.role)
+            kept = free and {"frozen": _kept(step), "buffer": "a buffer"}.get(slot.role)
             step.place(slot, value, used, kept or "one shard")
         elif value not in chosen:
             _replicate(step, slot, value, f"no dim divides by {named}")
@@ -89,8 +89,8 @@ def _place_parameters(step: Decisions) -> None:
 
 def _ways(step: Decisions, slot: Slot, value: Value) -> int:
     """Over how many ranks a weight is spread. Before stage 3 it only says how its gradient and its
-    optimizer state lie; a frozen one has neither. Constants are nobody's shards, as FSDP leaves the
-    buffers of a module."""
+    optimizer state lie; a frozen one has neither. Buffers are nobody's shards, as FSDP leaves those
+    of a module."""
     is_spread = slot.role in PARAMETER_ROLES and step.zero >= (
         WEIGHTS if slot.role == "frozen" else 1
     )

@@ -14,6 +14,7 @@ from shardwright.compiler.surface.flags import FLAGS, Effect, Flag, Kind
 from shardwright.orchestrator import cli
 from shardwright.orchestrator.compile.cc_flags import job_tables
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.job_flags import job_config
 from tests.support.model_files import compile_line, meta_of, write_model
 
 VARIABLE = "NEURON_CC_FLAGS"
@@ -22,7 +23,7 @@ VARIABLE = "NEURON_CC_FLAGS"
 def job(*words: str) -> JobConfig:
     """The job the command resolves from these words."""
     parser = cli._parser()
-    return cli.job_config(parser.parse_args(["plan", *words]))
+    return job_config(parser.parse_args(["plan", *words]))
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ TASKS = {
     "int8": lambda: lora_steps.separate("int8"),
     "int8 kept": lambda: lora_steps.separate("int8", remat=False),
     "masked": lora_steps.masked,
-    "constant": lambda: replace(lora_steps.separate(), roles={"base": "constant"}),
+    "buffer": lambda: replace(lora_steps.separate(), roles={"base": "buffer"}),
 }
 CELLS = [(task, mesh) for task in TASKS for mesh in MESHES]
 QUICK = [
@@ -54,7 +54,7 @@ QUICK = [
     ("bfloat16", "fsdp tp"),
     ("masked", "zero 2"),
     ("float32", "pp"),
-    ("constant", "fsdp"),
+    ("buffer", "fsdp"),
 ]
 MATRIX = [("int8", "pp tp"), ("int8 kept", "fsdp kept"), ("bfloat16", "hsdp"), ("int8", "tp")]
 
@@ -176,12 +176,12 @@ def test_before_stage_three_frozen_weights_are_whole(stage: int) -> None:
     assert found["optimizer"] == 2 * 4 * ADAPTERS // (4 if stage else 1) + COUNTS
 
 
-def test_every_rank_has_constants_whole() -> None:
-    """As FSDP leaves the buffers of a module, which are none of its parameters."""
-    plan = planned("constant", "fsdp")
-    names = {slot.name for slot in plan.step.buffers.values() if slot.role == "constant"}
+def test_every_rank_has_buffers_whole() -> None:
+    """As FSDP leaves those of a module, which are none of its parameters."""
+    plan = planned("buffer", "fsdp")
+    names = {slot.name for slot in plan.step.buffers.values() if slot.role == "buffer"}
     assert len(names) == 4
-    found = bytes_by_category("constant", "fsdp")
+    found = bytes_by_category("buffer", "fsdp")
     assert found["other"] >= 4 * 2 * (LAYERS * WIDTH * INNER + VOCAB * WIDTH)
     assert "frozen" not in found and found["parameters"] == 4 * ADAPTERS // 4
     gathered = {op.result.type for p in plan.step.programs for op in collectives(p.graph)}

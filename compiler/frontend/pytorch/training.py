@@ -286,7 +286,7 @@ class _Step:
         _, buffers = self.tensors()
         changed = set(self.exported(self.leaves.samples).results)
         return {
-            f"{BUFFERS}/{name}": "optimizer" if name in changed else "constant" for name in buffers
+            f"{BUFFERS}/{name}": "optimizer" if name in changed else "buffer" for name in buffers
         }
 
 
