@@ -270,11 +270,9 @@ def _end_of(
 def _selects(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an operator takes rows that a mask selects, or selects such."""
     leaves = leaves_of([args, kwargs])
-    has_mask = any(is_mask(part) for part in leaves[1:])
-    is_first = SELECTING.get(name, False)
-    return any(isinstance(x, Selected | Count) for x in leaves) or (
-        name in SELECTING and (has_mask or is_first)
-    )
+    if any(isinstance(part, Selected | Count) for part in leaves):
+        return True
+    return name in SELECTING and (SELECTING[name] or any(map(is_mask, leaves[1:])))
 
 
 def check_static(node: torch.fx.Node) -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.compiler.frontend.pytorch.operators.registry import ATEN
-from shardwright.compiler.frontend.pytorch.operators.selections import ranks, selected
+from shardwright.compiler.frontend.pytorch.operators.selections import is_mask, ranks, selected
 
 IN_BOUNDS = "promise_in_bounds"
 """torch raises for an index that lies outside, so a program that ran has none."""
@@ -265,21 +265,27 @@ def index(x: Any, indices: Sequence[Any]) -> Any:
 
 @ATEN.row("index_put", "_unsafe_index_put")
 def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
-    """x with x[i, j, ...] replaced, or added to; a mask whose elements get the same values is a
-    choice per element."""
-    first = indices[0]
-    if len(indices) == 1 and first is not None and first.dtype == bool:
-        rest = x.ndim - first.ndim
-        mask = first.reshape(first.shape + (1,) * rest)
-        if values.ndim == rest + 1 and values.shape[0] == 1:
-            values = values[0]
-        if values.ndim > rest:
-            rows = read_in_order(values, first.reshape(-1))
-            values = rows.reshape(first.shape + rows.shape[1:])
-        return jnp.where(mask, x + values if accumulate else values, x)
+    """x with x[i, j, ...] replaced, or added to; a mask is a choice per element."""
+    given = [n for n, places in enumerate(indices) if places is not None]
+    first = indices[given[0]]
+    if len(given) == 1 and is_mask(first):
+        return _put_where(x, first, given[0], values, accumulate)
     at = x.at[_indices(x, indices)]
     values = values.astype(x.dtype)
     return at.add(values, mode=IN_BOUNDS) if accumulate else at.set(values, mode=IN_BOUNDS)
+
+
+def _put_where(x: Any, mask: Any, axis: int, values: Any, accumulate: bool) -> Any:
+    """x with values for the elements of a mask of its dims from an axis on."""
+    rest = x.ndim - axis - mask.ndim
+    place = values.ndim - rest - 1  # of the elements in the values, which may be for all alike
+    if place >= 0:
+        is_each = values.shape[place] != 1
+        values = read_in_order(values, mask.reshape(-1), place) if is_each else values
+        dims = mask.shape if is_each else (1,) * mask.ndim
+        values = values.reshape(*values.shape[:place], *dims, *values.shape[place + 1 :])
+    where = mask.reshape(mask.shape + (1,) * rest)
+    return jnp.where(where, x + values if accumulate else values, x)
 
 
 @ATEN.row("one_hot", placed=True)
