@@ -308,10 +308,18 @@ def main(texts: Sequence[str]) -> int:
             if not texts or is_asked or is_new:
                 found[row.says] = ran(row, models)
                 if not found[row.says].meets(row):
-                    print("NOT MET", row.says, asdict(found[row.says]), sep="\n  ")
-    STORED.write_text(json.dumps({s: asdict(r) for s, r in found.items()}, indent=1) + "\n")
+                    print("NOT MET", row.says, asdict(found[row.says]), sep="\n  ", flush=True)
+                # After each, so that a run that is interrupted keeps what it has.
+                _store(found)
+    _store(found)
     (ROOT / PAGE).write_text(page())
     return 0
+
+
+def _store(found: Mapping[str, Ran]) -> None:
+    STORED.write_text(
+        json.dumps({says: asdict(one) for says, one in found.items()}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
