@@ -192,7 +192,7 @@ def ran(statement: Statement, models: Path) -> Ran:
 def _done(line: str, folder: Path) -> tuple[str, int]:
     """(what a command prints, its exit code)."""
     words = shlex.split(line)
-    variables = {}
+    variables = {"COLUMNS": "100"}
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
@@ -293,7 +293,6 @@ def _line(row: Statement, done: Ran) -> str:
 
 def main(texts: Sequence[str]) -> int:
     """Run the statements that contain one of the texts, or all; store and write the page."""
-    os.environ["COLUMNS"] = "100"
     rows = statements()
     old = stored() if STORED.exists() else {}
     found = {row.says: old.get(row.says, Ran(digest="")) for row in rows}
