@@ -92,7 +92,7 @@ docs: setup ## write the generated pages of docs/
 	$(BIN)/python -m tests.support.onnx_page
 	$(BIN)/python -m tests.support.models_page
 
-statements: setup ## run every statement of the vendor's documents and write their page (ten minutes)
+statements: setup ## run every statement of the vendor's documents and write their page (a quarter of an hour)
 	$(BIN)/python -m tests.support.statements
 
 sessions: setup ## write what the commands of pages and examples print now (a quarter of an hour)

@@ -192,7 +192,7 @@ def ran(statement: Statement, models: Path) -> Ran:
 def _done(line: str, folder: Path) -> tuple[str, int]:
     """(what a command prints, its exit code)."""
     words = shlex.split(line)
-    variables = {}
+    variables = {"COLUMNS": "100"}
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
@@ -293,7 +293,6 @@ def _line(row: Statement, done: Ran) -> str:
 
 def main(texts: Sequence[str]) -> int:
     """Run the statements that contain one of the texts, or all; store and write the page."""
-    os.environ["COLUMNS"] = "100"
     rows = statements()
     old = stored() if STORED.exists() else {}
     found = {row.says: old.get(row.says, Ran(digest="")) for row in rows}
@@ -308,10 +307,18 @@ def main(texts: Sequence[str]) -> int:
             if not texts or is_asked or is_new:
                 found[row.says] = ran(row, models)
                 if not found[row.says].meets(row):
-                    print("NOT MET", row.says, asdict(found[row.says]), sep="\n  ")
-    STORED.write_text(json.dumps({s: asdict(r) for s, r in found.items()}, indent=1) + "\n")
+                    print("NOT MET", row.says, asdict(found[row.says]), sep="\n  ", flush=True)
+                # After each, so that a run that is interrupted keeps what it has.
+                _store(found)
+    _store(found)
     (ROOT / PAGE).write_text(page())
     return 0
+
+
+def _store(found: Mapping[str, Ran]) -> None:
+    STORED.write_text(
+        json.dumps({says: asdict(one) for says, one in found.items()}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
