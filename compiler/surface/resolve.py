@@ -225,13 +225,13 @@ def _effective(item: Given, profile: Profile, notices: list[Diagnostic]) -> Give
         notices.append(_notice("info", f"{item.spelling} is {flag.effect.value}"))
     if flag.effect is Effect.RECORDED:
         notices.append(_notice("info", f"{item.spelling}: {flag.effect.value} ({flag.help})"))
-    is_deprecated = profile.deprecates(flag.released)
+    released = flag.released
     if flag.effect is not Effect.REPLACED:
-        if is_deprecated:
-            notices.append(_notice("warning", f"{item.spelling}: {flag.released.text}"))
+        if profile.deprecates(released):
+            notices.append(_notice("warning", f"{item.spelling}: {released.text}"))
         return item
     name, value = flag.replaces
-    if is_deprecated:
+    if profile.deprecates(released) or not released.deprecated:  # neuron-cc's have no release here
         text = f"{item.spelling} is deprecated and will be removed, use --{name}"
         text += f" {value or item.value}"
         notices.append(_notice("warning", text))

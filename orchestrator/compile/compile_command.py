@@ -24,8 +24,8 @@ from shardwright.compiler.surface.flags import BY_SPELLING
 from shardwright.compiler.surface.resolve import Resolved, resolve
 from shardwright.orchestrator.compile.compile_flags import of_environment, parse
 from shardwright.orchestrator.compile.compile_log import CompileLog
-from shardwright.orchestrator.compile.modules import compiled
-from shardwright.orchestrator.compile.through_cache import compiled_through_cache, is_cached
+from shardwright.orchestrator.compile.modules import compiled, in_process
+from shardwright.orchestrator.compile.through_cache import is_cached, through_cache
 from shardwright.orchestrator.dump import dumping
 from shardwright.orchestrator.dump.folder import FLAG
 from shardwright.orchestrator.road.bundling import compiler_version
@@ -116,9 +116,9 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
         data = file.read_bytes()
     except OSError as error:
         raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
-    made = compiled_through_cache if is_cached(resolved.command) else compiled
+    make = through_cache(resolved.command) if is_cached(resolved.command) else in_process
     with isolated.Reader() as reader:
-        content = made(file, data, resolved, log, reader)
+        content = compiled(file, data, resolved, log, reader, make)
     with log.stage("write"):
         outputs.write(output, content, "--output")
     log.dot()

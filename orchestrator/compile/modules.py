@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -75,16 +75,32 @@ class Reading(Protocol):
         ...
 
 
+Maker = Callable[[OpenModule, Resolved, CompileLog], Program]
+"""What compiles the one program of an open module: this process, or the cache."""
+
+
+def in_process(opened: OpenModule, resolved: Resolved, log: CompileLog) -> Program:
+    """Compile it here, whatever has been compiled before."""
+    del log
+    return compile_graph(
+        opened.program, resolved.command.target.name, resolved.options, opened.watch
+    )
+
+
 def compiled(
-    file: Path, data: bytes, resolved: Resolved, log: CompileLog, reader: Reading
+    file: Path,
+    data: bytes,
+    resolved: Resolved,
+    log: CompileLog,
+    reader: Reading,
+    make: Maker = in_process,
 ) -> bytes:
-    """The NEFF of a file, compiled in this process. Raises DiagnosticError."""
+    """The NEFF of a file, whose programs `make` compiles. Raises DiagnosticError."""
     opened = open_module(file, data, resolved, log, reader)
     if opened.placed is not None and not opened.placed.serial.is_plain:
-        return _compiled_pieces(opened, opened.placed, resolved, log)
+        return _compiled_pieces(opened, opened.placed, resolved, log, make)
     with log.stage("compile"):
-        target, options = resolved.command.target.name, resolved.options
-        program = compile_graph(opened.program, target, options, opened.watch)
+        program = make(opened, resolved, log)
     return finished(opened, program, resolved, log)
 
 
@@ -119,7 +135,9 @@ def _check_ranks(put: Placed, module: Module) -> None:
         )
 
 
-def _compiled_pieces(opened: OpenModule, put: Placed, resolved: Resolved, log: CompileLog) -> bytes:
+def _compiled_pieces(
+    opened: OpenModule, put: Placed, resolved: Resolved, log: CompileLog, make: Maker
+) -> bytes:
     """The file of a model in several pieces. Raises DiagnosticError."""
     programs, graphs, serial = dict[str, bytes](), dict[str, Graph](), put.serial
     target = resolved.command.target.name
@@ -132,7 +150,7 @@ def _compiled_pieces(opened: OpenModule, put: Placed, resolved: Resolved, log: C
                 name=piece.name, graph=piece.graph, inputs=piece.inputs, outputs=piece.outputs
             )
             one = replace(opened, graph=piece.graph, program=made, watch=Watch(resolved, log))
-            program = compile_graph(made, target, resolved.options, one.watch)
+            program = make(one, resolved, log)
             programs[piece.name] = finished(one, program, resolved, log)
     meta = _made_by(opened, resolved) | {
         "name": opened.program.name,

@@ -7,16 +7,16 @@ Stages of what the cache had cannot be written, so `--dump-dir` and `SaveTemps` 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from shardwright.compiler.driver import link_outlined
+from shardwright.compiler.isa.program import Program
 from shardwright.compiler.outline import outline_programs
 from shardwright.compiler.outline.unit import unpack_function
 from shardwright.compiler.surface.resolve import Command, Resolved
 from shardwright.orchestrator.cache import Cache, open_cache
 from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.compile.compile_log import CompileLog
-from shardwright.orchestrator.compile.modules import Reading, finished, open_module
+from shardwright.orchestrator.compile.modules import Maker, OpenModule
 from shardwright.orchestrator.config.config import CacheConfig
 from shardwright.orchestrator.road.parts import parts_of
 from shardwright.orchestrator.service.executor import InlineExecutor
@@ -28,24 +28,25 @@ def is_cached(command: Command) -> bool:
     return not (command.no_cache or command.dump_dir or command.save_temps)
 
 
-def compiled_through_cache(
-    file: Path, data: bytes, resolved: Resolved, log: CompileLog, reader: Reading
-) -> bytes:
-    """The NEFF of a file. Raises DiagnosticError, also one that the cache remembers."""
-    command = resolved.command
+def through_cache(command: Command) -> Maker:
+    """What compiles a program whose functions come from the cache, where it has them. It raises
+    DiagnosticError, also one that the cache remembers."""
     cache, place = _opened(command)
-    opened = open_module(file, data, resolved, log, reader)
-    with log.stage("compile"), UnitService(InlineExecutor, cache) as service:
-        outlined = outline_programs((opened.program,))
-        opened.watch.outlined(outlined)
-        parts = parts_of(outlined, command.target.name, resolved.options)
-        functions = map(unpack_function, parts.compiled(service.settle(parts.units)))
-        program = link_outlined(outlined, functions, parts.target, opened.watch)
-        found = sum(row.cache == "hit" for row in service.rows)
-        log.say("info", f"{found} of {len(service.rows)} functions from the cache, {place}")
-        for finding in service.findings:
-            log.say(finding.severity, finding.message)
-    return finished(opened, program, resolved, log)
+
+    def make(opened: OpenModule, resolved: Resolved, log: CompileLog) -> Program:
+        with UnitService(InlineExecutor, cache) as service:
+            outlined = outline_programs((opened.program,))
+            opened.watch.outlined(outlined)
+            parts = parts_of(outlined, command.target.name, resolved.options)
+            functions = map(unpack_function, parts.compiled(service.settle(parts.units)))
+            program = link_outlined(outlined, functions, parts.target, opened.watch)
+            found = sum(row.cache == "hit" for row in service.rows)
+            log.say("info", f"{found} of {len(service.rows)} functions from the cache, {place}")
+            for finding in service.findings:
+                log.say(finding.severity, finding.message)
+        return program
+
+    return make
 
 
 def _opened(command: Command) -> tuple[Cache, str]:
