@@ -29,7 +29,7 @@ from shardwright.compiler.isa.program import (
 from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.timing.evaluate import KernelTime
 from shardwright.orchestrator.commands import nccom
-from shardwright.orchestrator.neff import neff_tools
+from shardwright.orchestrator.neff import neff_time, neff_tools
 from shardwright.orchestrator.neff.neff_files import ProgramFile
 from shardwright.orchestrator.report import memory_report, report, step_report
 from shardwright.orchestrator.road import fitting
@@ -318,9 +318,9 @@ def test_constants_are_loaded_at_the_full_rate_of_the_dma_engines(lnc: int) -> N
     program = replace(PROGRAM, functions=[made])
     asked = {"options": {"enable_fast_context_switch": True}}
     target = load_target(TRN1N)
-    found = neff_tools._constants_ps(ProgramFile(program, asked), target)
+    found = neff_time._constants_ps(ProgramFile(program, asked), target)
     assert found == 16_000_000 // lnc
-    assert neff_tools._constants_ps(ProgramFile(program, {}), target) == 0
+    assert neff_time._constants_ps(ProgramFile(program, {}), target) == 0
 
 
 @pytest.mark.parametrize(("ranks", "instances"), [(32, 1), (33, 2), (64, 2), (65, 3)])
@@ -335,16 +335,16 @@ def test_ranks_are_on_as_few_instances_as_have_the_cores(
 
     monkeypatch.setattr("shardwright.sim_cluster.timing.step_time.time_step", time_step)
     opened = ProgramFile(PROGRAM, {})
-    assert neff_tools._step_ps(opened, load_target(TRN1N), {"dp": ranks}) == 5
+    assert neff_time._step_ps(opened, load_target(TRN1N), {"dp": ranks}) == 5
     assert (asked[0].instances, asked[0].mesh) == (instances, {"dp": ranks})
 
 
 def test_more_than_an_instance_needs_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = type("Timed", (), {"step_time_ps": 5})
     monkeypatch.setattr("shardwright.sim_cluster.timing.step_time.time_step", lambda _: timed)
-    assert neff_tools._step_ps(ProgramFile(PROGRAM, {}), load_target("inf2.48xlarge"), {"dp": 24})
+    assert neff_time._step_ps(ProgramFile(PROGRAM, {}), load_target("inf2.48xlarge"), {"dp": 24})
     with pytest.raises(UsageError, match="of 25 ranks requires at most 24 cores"):
-        neff_tools._step_ps(ProgramFile(PROGRAM, {}), load_target("inf2.48xlarge"), {"dp": 25})
+        neff_time._step_ps(ProgramFile(PROGRAM, {}), load_target("inf2.48xlarge"), {"dp": 25})
 
 
 # nccom
