@@ -69,7 +69,9 @@ def kill_workers(folder: Path, killed: list[str], over: threading.Event) -> None
     "make",
     [
         pytest.param(lambda: ProcessExecutor(3), id="process"),
-        pytest.param(lambda: RayExecutor(3), id="ray", marks=pytest.mark.ray),
+        pytest.param(
+            lambda: RayExecutor(3), id="ray", marks=(pytest.mark.ray, pytest.mark.exhaustive)
+        ),
     ],
 )
 def test_twenty_killed_workers_lose_nothing(make: Callable[[], Executor], tmp_path: Path) -> None:

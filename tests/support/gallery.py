@@ -31,6 +31,7 @@ PLANNED = (
 )
 QUICK = ("own_sharding",)  # to plan; the others are for the matrix
 EXHAUSTIVE = (
+    "llama_70b",
     "hsdp_7b",
     "pipeline_13b",
     "long_context",

@@ -68,7 +68,7 @@ def test_the_module_is_written_and_compiled(
     assert main(["neff", "verify", "file.neff"]) == 0
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_the_what_ifs_are_a_table(tmp_path: Path) -> None:
     varied = ["--vary", "mesh.tp=1,2,4", "--vary", "remat=none,full"]
     job = [str(EXAMPLES / "what_if" / "job.toml"), "--set", "compiler.optlevel=1"]

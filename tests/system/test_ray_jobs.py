@@ -72,7 +72,10 @@ def test_a_checkout_is_a_ray_job(head: Head, folder: Path) -> None:
     ("words", "code", "told"),
     [
         (["--set", "compiler.instruction_limit=10", "--executor", "ray"], 70, "NCC_EBVF030"),
-        (["--set", "model.config=large.json", "--executor", "inline"], 71, "SW_CAPACITY"),
+        pytest.param(
+            *(["--set", "model.config=large.json", "--executor", "inline"], 71, "SW_CAPACITY"),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_a_submitted_job_gives_its_own_exit_code(

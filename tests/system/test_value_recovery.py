@@ -617,7 +617,7 @@ def test_actors_give_the_same_bits_and_are_replaced(
 
 
 @pytest.mark.ray
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_an_actor_that_hangs_is_lost(
     small_bundle: Bundle, calm: tuple[Values, Path], tmp_path: Path
 ) -> None:

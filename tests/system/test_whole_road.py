@@ -176,11 +176,11 @@ def reference(name: str, task: TrainTask, batch: int) -> Reference:
 ONLY_IN_MATRIX = (
     "llama pp tp",
     "llama fsdp cp tp",
-    "sorted experts fsdp ep",
     "llama two physical cores",
     "odd llama tp",
 )
 EXHAUSTIVE = (
+    "sorted experts fsdp ep",
     "flax pp dp",
     "llama ring",
     "llama bf16 fsdp kept",
