@@ -137,6 +137,7 @@ def test_tensors_over_the_memory_of_a_core_are_named(
     assert "largest:" in failed["error"]["message"] and "4000 bytes" in failed["error"]["message"]
 
 
+@pytest.mark.matrix
 def test_tiles_over_sbuf_name_kernel_tile_and_limit(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

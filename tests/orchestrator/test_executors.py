@@ -171,6 +171,7 @@ def test_a_unit_that_kills_three_workers_is_given_up(executor: Executor, tmp_pat
     assert events.count("unit.retried") == MAX_ATTEMPTS - 1
 
 
+@pytest.mark.matrix
 @WITH_WORKERS
 def test_a_unit_that_outlasts_its_time_is_ended_with_its_worker(executor: Executor) -> None:
     slow = unit("slow", answer(b"late", "sleep 600"))

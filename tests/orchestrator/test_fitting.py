@@ -346,6 +346,7 @@ def test_bundles_are_of_what_was_chosen(job: JobConfig, tmp_path: Path) -> None:
     assert summary.exit_code == 0 and summary.units.compiled == 0
 
 
+@pytest.mark.matrix
 def test_points_are_left_to_the_memory_each_by_itself(job: JobConfig, tmp_path: Path) -> None:
     """Two batches, each with what fits it; the table says what points have."""
     path = small(tmp_path, Path(job.cache.dir))

@@ -132,6 +132,7 @@ def test_a_reference_takes_a_forward_pass_alone() -> None:
     assert needed("dpo") == policy + frozen + attention
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("loss", long_in_matrix(preferences.LOSSES, ["orpo"]))
 def test_preferences_on_four_cores_are_those_of_one(loss: str) -> None:
     task = preferences.make_task(loss)

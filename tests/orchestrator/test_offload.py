@@ -92,6 +92,7 @@ def test_nothing_is_asked_of_a_machine_where_nothing_is_kept() -> None:
     assert host_section(step, TRN1) == {}
 
 
+@pytest.mark.matrix
 def test_the_report_counts_hosts_beside_hbm(tmp_path: Path) -> None:
     kept, offloaded = (
         report_of(tmp_path, 3, (f"strategy.remat={remat}",)) for remat in ("selective", "offload")

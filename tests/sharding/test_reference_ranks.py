@@ -131,6 +131,7 @@ def test_hybrid_traffic_reduces_shards_and_micro_batches_repeat_it() -> None:
     assert not plan.findings
 
 
+@pytest.mark.matrix
 def test_memory_of_unrolled_layers_does_not_pile_up() -> None:
     """Weights gathered again and derivatives wait for their reader: more layers, same arena."""
     mesh = make_mesh({"dp_shard": 3})

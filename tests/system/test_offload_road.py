@@ -42,6 +42,7 @@ def timed(rate: float) -> Step:
     return replace(step_of(built, built.programs), target=target)
 
 
+@pytest.mark.matrix
 def test_every_bit_is_that_of_the_step_that_keeps_them(tmp_path: Path) -> None:
     ran = {}
     for remat in ("selective", "offload"):

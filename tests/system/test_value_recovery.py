@@ -678,6 +678,7 @@ def test_what_a_half_made_step_has_added_up_is_forgotten(
     same(found, _first(calm[0], 2))
 
 
+@pytest.mark.matrix
 def test_a_host_that_is_lost_in_the_same_step_each_time_ends_the_run(
     small_bundle: Bundle, tmp_path: Path
 ) -> None:

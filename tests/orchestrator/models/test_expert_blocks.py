@@ -64,8 +64,8 @@ def assert_alike(part: Experts, layer: dict[str, jax.Array]) -> None:
         *(replace(PART, router=router) for router in ROUTERS),
         replace(PART, bias=True, limit=1.0, router="top-k, softmax"),
         replace(PART, router="sigmoid, top-k", groups=3, groups_chosen=2, corrected=True, scale=2),
-        replace(PART, chosen=1, router="softmax, top-k"),
-        replace(PART, count=9, chosen=3, block=5),
+        pytest.param(replace(PART, chosen=1, router="softmax, top-k"), marks=pytest.mark.matrix),
+        pytest.param(replace(PART, count=9, chosen=3, block=5), marks=pytest.mark.matrix),
     ],
     ids=lambda part: f"{part.router}, {part.chosen} of {part.count}",
 )
