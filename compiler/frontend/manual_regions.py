@@ -118,6 +118,8 @@ def _applied(eqn: Any, mesh: Any, inputs: list[Any]) -> Sequence[Any]:
         ]
     if name == "ppermute":
         return [_pinned(_sent(_pinned(x, (), mesh), **params), (), mesh) for x in inputs]
+    if name == "ragged_all_to_all":
+        return [_exchanged_rows(mesh, params["axis_name"], *inputs)]
     params = {key: _retraced(value, mesh) for key, value in params.items()}
     moves = eqn.primitive in (parallel.all_to_all_p, parallel.reduce_scatter_p)
     inputs = [_pinned(x, (), mesh) for x in inputs] if moves else inputs
@@ -139,6 +141,39 @@ def _sent(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
         return moved
     receives = np.isin(np.arange(count), [target for _, target in perm])
     return jnp.where(jnp.asarray(receives)[lax.axis_index(axis_name)], moved, 0)
+
+
+def _exchanged_rows(
+    mesh: Any,
+    axis_name: Any,
+    rows: Any,
+    output: Any,
+    starts: Any,
+    sizes: Any,
+    places: Any,
+    got: Any,
+) -> Any:
+    """A ragged_all_to_all as `rules/ragged.py` has it: an all_to_all of chunks as long as the
+    buffers, with rows moved on both sides."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    def exchanged(x: Any) -> Any:
+        sent = _pinned(x, (), mesh)
+        return _pinned(lax.all_to_all(sent, axis_name, 0, 0, tiled=True), (), mesh)
+
+    chunk, count = min(len(rows), len(output)), len(starts)
+    if not chunk:
+        return output
+    numbers = starts[:, None] + jnp.arange(chunk)
+    arrived = exchanged(jnp.take(rows, numbers, axis=0, mode="clip"))
+    inside = jnp.arange(len(output))[:, None] - exchanged(places)
+    is_of = (inside >= 0) & (inside < got)
+    source = jnp.where(is_of, jnp.arange(count) * chunk + inside, 0).max(axis=1)
+    flat = arrived.reshape(count * chunk, *rows.shape[1:])
+    taken = jnp.take(flat, source, axis=0, mode="clip")
+    covered = is_of.any(axis=1).reshape(-1, *[1] * (rows.ndim - 1))
+    return jnp.where(covered, taken, output)
 
 
 def _retraced(param: Any, mesh: Any) -> Any:

@@ -1,5 +1,5 @@
 """Steps with parts that are written per rank, by `shard_map` and collectives of its own: four
-programs of `tests/corpus/programs.toml`.
+programs of `tests/corpus/programs.toml`, and experts whose rows are exchanged in runs.
 """
 
 from __future__ import annotations
@@ -82,6 +82,37 @@ def moe_all_to_all(params: Params, batch: Batch) -> jax.Array:
     return jnp.mean((out.reshape(batch["y"].shape) - batch["y"]) ** 2)
 
 
+def moe_ragged(params: Params, batch: Batch) -> jax.Array:
+    """Every rank has an expert; its rows go there in one run and come back, none is dropped and
+    none is sent that is not there."""
+
+    def route(x: jax.Array, router: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        gates = jax.nn.softmax(x @ router)
+        chosen = jnp.argmax(gates, -1)
+        order = jnp.argsort(chosen)
+        sizes = jnp.bincount(chosen, length=EXPERTS).astype(jnp.int32)
+        every = lax.all_gather(sizes, "ep")  # [source, target]
+        here = lax.axis_index("ep")
+        starts = jnp.cumsum(sizes) - sizes
+        before = jnp.cumsum(every, axis=0) - every  # rows of lower ranks at each target
+        room = jnp.zeros((RANKS * x.shape[0], WIDTH), x.dtype)
+        got = every[:, here]
+        there = lax.ragged_all_to_all(
+            x[order], room, starts, sizes, before[here], got, axis_name="ep"
+        )
+        done = jax.nn.gelu(there @ up[0]) @ down[0]
+        theirs = (jnp.cumsum(every, axis=1) - every)[:, here]
+        back = lax.ragged_all_to_all(
+            done, jnp.zeros_like(x), before[:, here], got, theirs, sizes, axis_name="ep"
+        )
+        return jnp.zeros_like(x).at[order].set(back) * gates.max(-1, keepdims=True)
+
+    x = batch["x"].reshape(-1, WIDTH)
+    specs = (P("ep"), P(), P("ep"), P("ep"))
+    out = manual("ep", route, specs, P("ep"))(*(x, *(params[n] for n in ("router", "up", "down"))))
+    return jnp.mean((out.reshape(batch["y"].shape) - batch["y"]) ** 2)
+
+
 def psum_step(params: Params, batch: Batch) -> jax.Array:
     """Data parallel by hand: a loss of every rank's own samples, averaged."""
 
@@ -121,9 +152,14 @@ SHAPES: dict[str, tuple[Callable[..., jax.Array], dict[str, tuple[int, ...]]]] =
 }
 
 
+RAGGED = "moe_ragged"
+"""A step that XLA:CPU cannot run, which has no ragged exchange."""
+
+
 def make_task(name: str) -> TrainTask:
     """One of the steps, with momentum."""
-    loss, shapes = SHAPES[name]
+    experts = SHAPES["moe_all_to_all"][1]
+    loss, shapes = (moe_ragged, experts) if name == RAGGED else SHAPES[name]
 
     def init(key: jax.Array) -> Any:
         keys = jax.random.split(key, len(shapes))

@@ -19,7 +19,7 @@ from shardwright.sharding.partition.partitioned import slots
 from shardwright.sharding.partition.shardy import answer_request
 from shardwright.sharding.plan import Plan
 from shardwright.sharding.settings import StrategySettings
-from tests.models.manual_steps import RANKS, make_task
+from tests.models.manual_steps import RAGGED, RANKS, make_task
 from tests.support.road import fsdp_plan, run_and_compare, worst
 from tests.support.step_plans import build_plan
 
@@ -41,7 +41,7 @@ def over_own_axes(name: str) -> Plan:
         run(graph, step_passes()),
         slots(captured.inputs),
         slots(captured.outputs),
-        Mesh(((AXES[name], RANKS),)),
+        Mesh((((AXES | {RAGGED: "ep"})[name], RANKS),)),
         settings=StrategySettings(name="manual"),
         num_microbatches=1,
         unit=answer_request,
@@ -83,3 +83,13 @@ def primitives(name: str) -> Iterator[str]:
 @pytest.mark.parametrize("name", ["ring_attention", "shard_map_psum_step"])
 def test_over_other_axes(name: str) -> None:
     check(fsdp_plan(make_task(name), make_mesh({"dp_shard": 4}), 2), name)
+
+
+@pytest.mark.matrix
+def test_rows_in_runs_over_the_users_axis() -> None:
+    plan = over_own_axes(RAGGED)
+    check(plan, RAGGED)
+    kinds = Counter(op.name for part in plan.step.programs for op in part.graph.walk())
+    runs = Counter(primitives(RAGGED))["ragged_all_to_all"]
+    assert runs == 3  # two, and the gradient of what comes back
+    assert kinds["all_to_all"] == 2 * runs + 1, kinds  # rows and places, and the sizes' gradient

@@ -7,9 +7,13 @@ of more than one rank are refused.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from shardwright.compiler.dtypes import DType
+from shardwright.compiler.frontend.rules.process_groups import collective_name
+from shardwright.compiler.frontend.rules.ragged import exchange_rows
 from shardwright.compiler.frontend.rules.ranks import UNPARTITIONED, Axes, ordered
 from shardwright.compiler.frontend.rules.reduce import body_kind
 from shardwright.compiler.frontend.rules.registry import Maker, Site, Values, imports, refuse
@@ -30,7 +34,7 @@ def _runs(site: Site, *, any_order: bool = False) -> list[Axes]:
     if groups is not None and groups.shape[1] == 1:
         return []
     if groups is None or not ranks.axes:
-        name = site.name.partition(".")[2]
+        name = collective_name(site.op).rpartition(".")[2]
         size = "all" if groups is None else groups.shape[1]
         refuse("NCC_EVRF001", f"{name} requires groups of one rank, got {size}", UNPARTITIONED)
     return ranks.runs(ordered(groups) if any_order else groups)
@@ -105,16 +109,25 @@ def _exchange(site: Site, value: Value, split: int, concat: int) -> Value:
     return site.make.op("all_to_all", value, attrs=attrs)
 
 
+def ragged_all_to_all(site: Site) -> Values:
+    """An all_to_all of chunks, with rows moved on both sides of it."""
+    ranks = site.importer.ranks
+    size = math.prod(ranks.size(axes) for axes in _runs(site))
+    return (exchange_rows(site, size, lambda value: _exchange(site, value, 0, 0)),)
+
+
 @imports("stablehlo.collective_broadcast")
 def collective_broadcast(site: Site) -> Values:
-    """Groups of one rank pass their operand on; others have no collective of the machine."""
-    if _runs(site):
-        refuse(
-            "NCC_EVRF001",
-            "collective_broadcast requires groups of one rank",
-            "mask the operand of the other ranks with zeros and add with all_reduce",
-        )
-    return site.operands
+    """An all_gather, of which the first rank's operand stays (the vendor's, SDK 2.29): no
+    collective of the machine sends one operand to all.
+    """
+    ranks, runs, (operand,) = site.importer.ranks, _runs(site), site.operands
+    make, shape = site.make, operand.type.shape
+    gathered = make.reshape(operand, (1, *shape))
+    for axes in reversed(runs):
+        attrs = AllGatherAttrs(0, axes, ranks.size(axes))
+        gathered = make.op("all_gather", gathered, attrs=attrs)
+    return (make.reshape(make.first(gathered, 0, 1), shape) if runs else operand,)
 
 
 @imports("stablehlo.collective_permute")

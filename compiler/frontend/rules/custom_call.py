@@ -17,6 +17,8 @@ from shardwright.compiler.frontend.callbacks import CALLBACKS
 from shardwright.compiler.frontend.mlir import call_target
 from shardwright.compiler.frontend.rules import gspmd, host, resize
 from shardwright.compiler.frontend.rules import vendor_calls as calls
+from shardwright.compiler.frontend.rules.collective import ragged_all_to_all
+from shardwright.compiler.frontend.rules.process_groups import RAGGED
 from shardwright.compiler.frontend.rules.registry import Maker, Rule, Site, Values, imports, refuse
 from shardwright.compiler.frontend.rules.sort import approx_top_k
 from shardwright.compiler.ir.types import Value
@@ -94,6 +96,7 @@ COMPOSITES: dict[str, Rule] = {
     "AwsNeuronSoftmaxBackward": calls.softmax_backward,
     "AwsNeuronTopK": calls.top_k,
     "ApproxTopK": approx_top_k,
+    RAGGED: ragged_all_to_all,
     "ResizeBilinear": resize.bilinear,
     "ResizeNearest": resize.nearest,
     "ResizeNearestGrad": resize.nearest_grad,

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.frontend.mlir import call_target
 from shardwright.compiler.frontend.rules.registry import refuse
 
 MeshAxes = tuple[tuple[str, int], ...]
@@ -25,12 +26,27 @@ CODE = "SW_REPLICA_GROUPS"
 PERMUTE = "stablehlo.collective_permute"
 FLATTENING = ("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.reduce_scatter")
 """Ops that have `use_global_device_ids`."""
+RAGGED = "ragged_all_to_all"
+"""An exchange of rows in runs of any length. StableHLO has no op for it: a custom call, with groups
+and channel in its `backend_config`."""
 GROUPED = (
     *FLATTENING,
     "stablehlo.all_to_all",
     "stablehlo.collective_broadcast",
     "mhlo.all_to_all",
+    RAGGED,
 )
+
+
+def collective_name(op: Any) -> str:
+    """The name of an op; of the custom call that is a collective, its target."""
+    return RAGGED if call_target(op) == RAGGED else str(op.name)
+
+
+def _said(op: Any) -> Any:
+    """The attributes that say who takes part in a collective."""
+    is_call = collective_name(op) == RAGGED and "backend_config" in op.attributes
+    return op.attributes["backend_config"] if is_call else op.attributes
 
 
 class Mode(enum.Enum):
@@ -117,6 +133,9 @@ def _channel(op: Any) -> int:
     """The channel id of an op; 0 for none."""
     from jaxlib.mlir.dialects import mhlo, stablehlo
 
+    if collective_name(op) == RAGGED:
+        said = _said(op)
+        return int(said["channel_id"].value) if "channel_id" in said else 0
     if "channel_handle" not in op.attributes:
         return 0
     dialect = mhlo if op.name.startswith("mhlo.") else stablehlo
@@ -133,7 +152,10 @@ def ids_of(op: Any, meshes: Meshes) -> np.ndarray | None:
 
     if op.name == PERMUTE:
         return np.array(op.attributes["source_target_pairs"], dtype=np.int64).reshape(-1, 2)
-    attribute = op.attributes["replica_groups"]
+    said = _said(op)
+    if "replica_groups" not in said:
+        return None
+    attribute = said["replica_groups"]
     if not isinstance(attribute, ir.DenseIntElementsAttr):
         return _ids_of_axes(attribute, meshes)
     ids = np.array(attribute, dtype=np.int64)
@@ -165,9 +187,10 @@ def check_ids(op: Any, grid: Grid, meshes: Meshes) -> None:
         required = f"each of {count} {mode.counted} once"
         is_right = ids.size == count and sorted(ids.flat) == list(range(count))
     if not is_right:
+        name = collective_name(op).rpartition(".")[2]
         refuse(
             CODE,
-            f"{op.name.partition('.')[2]} ({mode.value}) requires {required}, got {shown(ids)}",
+            f"{name} ({mode.value}) requires {required}, got {shown(ids)}",
             "ids without a channel_handle are replicas; compile all ranks of one program, and"
             " declare num_replicas and num_partitions",
         )

@@ -30,6 +30,7 @@ from shardwright.compiler.frontend.rules.process_groups import (
     Meshes,
     Mode,
     check_ids,
+    collective_name,
     ids_of,
     mode_of,
     process_groups,
@@ -284,7 +285,8 @@ def _axes(ends: Sequence[int], loc: Loc | None) -> MeshAxes:
 
 def _rank_ops(module: Any) -> list[Any]:
     """Collectives, and ops that ask for the rank."""
-    return [op for op in all_ops(module) if op.name in (*GROUPED, *RANK_IDS, PERMUTE)]
+    wanted = (*GROUPED, *RANK_IDS, PERMUTE)
+    return [op for op in all_ops(module) if collective_name(op) in wanted]
 
 
 def ordered(groups: np.ndarray) -> np.ndarray:
