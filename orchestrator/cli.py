@@ -198,7 +198,9 @@ def _opt_parser(verbs: Any) -> None:
 
 def _nccom_parser(verbs: Any) -> None:
     nccom = verbs.add_parser("nccom", help="time of a collective, in nccom-test's terms")
-    nccom.add_argument("op", help="allr, allg, redsct, alltoall, permute or sendrecv")
+    nccom.add_argument(
+        "op", help="allr, allg, allgv, redsct, alltoall, alltoallv, permute, sendrecv"
+    )
     nccom.add_argument("-r", "--nworkers", type=int, required=True, help="ranks in all")
     nccom.add_argument("-N", "--nnodes", type=int, default=1, help="instances")
     nccom.add_argument(
@@ -225,13 +227,38 @@ def _nccom_parser(verbs: Any) -> None:
     nccom.json_flag()
     nccom.add_argument("--plot", action="store_true", help="draw time over size")
     nccom.add_argument("--explain", action="store_true", help="why every algorithm was chosen")
-    for flag in _NCCOM_IGNORED:
-        nccom.add_argument(*flag.split(), default=None, help="read, without effect")
-    nccom.add_argument("-c", "--check", nargs="?", const="all_ones", help="read, without effect")
+    _nccom_run_flags(nccom)
     nccom.set_defaults(verb=_nccom)
 
 
-_NCCOM_IGNORED = ("-n --iters", "-w --warmup_iters", "-s --hosts", "--seed")
+def _nccom_run_flags(nccom: Parser) -> None:
+    """What nccom-test is told of its own run: repetitions, data, hosts, columns."""
+    counts = (
+        ("-n", "--iters", 20, "operations that are measured"),
+        ("-w", "--warmup_iters", 5, "operations before them"),
+        ("-I", "--neff_iters", 0, "times that all of them are run"),
+        ("-W", "--neff_warmup_iters", 0, "times that all of them are run before"),
+    )
+    for short, name, default, what in counts:
+        nccom.add_argument(short, name, type=int, default=default, help=what)
+    nccom.add_argument(
+        "-c", "--check", nargs="?", const="random", default="", help="values: random or all_ones"
+    )
+    nccom.add_argument("--seed", type=int, default=0, help="of random data; 0 where not given")
+    nccom.add_argument(
+        "-t", "--stats", nargs="+", default=[], metavar="NAME", help="columns: avg, min, max, p50"
+    )
+    nccom.add_argument("--show-input-output-size", action="store_true", help="columns of both")
+    nccom.add_argument(
+        "--data-parallel-dimension", type=int, default=0, metavar="N", help="groups of N ranks"
+    )
+    nccom.add_argument(
+        "--alltoallv-metadata", default="", metavar="JSON", help="counts of an alltoallv"
+    )
+    nccom.add_argument("-s", "--hosts", nargs="+", default=[], help="one per instance")
+    nccom.add_argument("--hosts-file", default="", metavar="FILE", help="hosts, one a line")
+    nccom.add_argument("-S", "--slurm-mode", action="store_true", help="hosts of an allocation")
+    nccom.add_argument("--slurm-job-id", default="", metavar="ID", help="the allocation")
 
 
 def _answer_flags(parser: Parser) -> None:
@@ -394,8 +421,7 @@ def _list_operators(args: argparse.Namespace) -> int:
 def _nccom(args: argparse.Namespace) -> int:
     from shardwright.orchestrator.commands import nccom
 
-    flags = (flag.split()[-1] for flag in (*_NCCOM_IGNORED, "-c --check"))
-    return nccom.run(args, [f for f in flags if getattr(args, f.lstrip("-")) is not None])
+    return nccom.run(args)
 
 
 def _neff_run(args: argparse.Namespace) -> int:

@@ -96,12 +96,17 @@ def _routed(
     return _Edges(charge, source, target, chunks, *places, links, hop)
 
 
-def schedule_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
-    """Count the schedules of all groups move by move. Groups run in step with each other."""
+def schedule_loads(
+    choice: Choice, costs: CollectiveCosts, weights: IntArray | None = None
+) -> Loads:
+    """Count the schedules of all groups move by move. Groups run in step with each other.
+
+    `weights` are of every chunk, one where none are given; a chunk of nothing is still announced.
+    """
     topology = choice.layout.topology
     schedules = [choice.schedule(g) for g in range(len(choice.layout.ranks))]
     first = schedules[0].phases
-    edges = [_moved(choice, schedules, number, costs) for number in range(len(first))]
+    edges = [_moved(choice, schedules, number, costs, weights) for number in range(len(first))]
     phases = [
         _count(topology, [edges[n] for n in numbers], any(first[n].reduce for n in numbers))
         for numbers in _transfers(first)
@@ -116,7 +121,11 @@ def schedule_loads(choice: Choice, costs: CollectiveCosts) -> Loads:
 
 
 def _moved(
-    choice: Choice, schedules: Sequence[Schedule], number: int, costs: CollectiveCosts
+    choice: Choice,
+    schedules: Sequence[Schedule],
+    number: int,
+    costs: CollectiveCosts,
+    weights: IntArray | None,
 ) -> _Edges:
     """The moves of phase `number` of all groups, step by step; a channel of a rank is a place."""
     layout, parts = choice.layout, schedules[0].parts
@@ -127,8 +136,8 @@ def _moved(
     chunk = np.stack([phase.chunk for phase in phases], axis=1).ravel()
     part = chunk % parts if choice.kind in GATHERED else chunk * 0
     places = source * parts + part, target * parts + part
-    ones = np.ones_like(source)
-    return _routed(layout.topology, costs, phases[0].charge, (source, target), ones, places)
+    amounts = np.ones_like(source) if weights is None else weights[chunk]
+    return _routed(layout.topology, costs, phases[0].charge, (source, target), amounts, places)
 
 
 def _transfers(phases: Sequence[Phase | Steps]) -> list[list[int]]:

@@ -13,22 +13,24 @@ import io
 import json
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwright.collectives.ops import CollectiveError, CollectiveKind
-from shardwright.collectives.timing.runtimes import runtime_named
+import numpy as np
+
+from shardwright.collectives.ops import CollectiveKind
 from shardwright.collectives.timing.times import CollectiveTime, bus_bytes_per_s
 from shardwright.compiler.diagnostics import UsageError
-from shardwright.compiler.machine.target import PS_PER_S, load_target, logical
+from shardwright.compiler.machine.target import PS_PER_S
 from shardwright.compiler.shown import charts
+from shardwright.orchestrator.commands.nccom_asked import CHECKS, Request, hosts_of, sizes, what_if
+from shardwright.orchestrator.commands.nccom_values import Checked, check
 from shardwright.orchestrator.config.arguments import asked_of, known_word
-from shardwright.orchestrator.config.collective_settings import parse_bytes, settings
 from shardwright.orchestrator.terminal import outputs, text_plots
 from shardwright.orchestrator.terminal.terminal import say, say_json
-from shardwright.orchestrator.validation.published_collectives import ELEMENT_BYTES, KINDS
+from shardwright.orchestrator.validation.published_collectives import ELEMENT_BYTES
 from shardwright.sim_cluster.network.what_if import WhatIf
 from shardwright.sim_cluster.profiles import PROFILES
 
@@ -44,27 +46,14 @@ TOOL_NAMES = {
 COLUMNS = (
     "size(B)", "count(elems)", "type", "time:avg(us)", "algbw(GB/s)", "busbw(GB/s)", "algorithm",
 )  # fmt: skip
+SIZES = ("total_input_size(B)", "total_output_size(B)")
+"""Columns of `--show-input-output-size`, behind the count."""
+_STATISTIC = re.compile(r"avg|min|max|p(\d{1,2}|100)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the command line asks for, as given, by the names of its flags."""
-
-    op: str
-    target: str
-    lnc: int
-    nworkers: int
-    nnodes: int
-    minbytes: str
-    maxbytes: str
-    stepbytes: str
-    stepfactor: str
-    datatype: str
-    profile: str
-    runtime: str
-    set: Sequence[str]
-    custom_replica_groups: str
-    custom_src_target_pairs: str
+def _as_record(checked: Checked) -> dict[str, Any]:
+    """A check with its outcome."""
+    return asdict(checked) | {"passed": checked.passed}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +66,25 @@ class Point:
     kind: CollectiveKind
     time: CollectiveTime
     band_us: tuple[float, float]
+    iterations: tuple[int, int] = (20, 5)
+    checked: Checked | None = None
+
+    def statistic(self, name: str) -> float:
+        """Microseconds: `avg`, `min`, `max` or a percentile of the measured iterations, which a
+        simulation takes to be alike."""
+        times = [self.time_us] * self.iterations[0]
+        if name == "avg":
+            return statistics.fmean(times)
+        rank = {"min": 0, "max": 100}[name] if name in ("min", "max") else int(name[1:])
+        return float(np.percentile(times, rank))
+
+    @property
+    def in_out_bytes(self) -> tuple[int, int]:
+        """Source and target of one rank."""
+        part = -(-self.size_bytes // self.ranks)
+        gathers = self.kind is CollectiveKind.ALL_GATHER
+        scatters = self.kind is CollectiveKind.REDUCE_SCATTER
+        return part if gathers else self.size_bytes, part if scatters else self.size_bytes
 
     @property
     def time_us(self) -> float:
@@ -112,105 +120,71 @@ class Point:
             "latency_us": time.latency_ps / 1e6,
             "transfer_us": time.transfer_ps / 1e6,
             "band_us": list(self.band_us),
+            "time:min(us)": self.statistic("min"),
+            "time:max(us)": self.statistic("max"),
+            **dict(zip(SIZES, self.in_out_bytes, strict=True)),
+            **({"check": _as_record(self.checked)} if self.checked else {}),
         }
 
 
 def points(request: Request) -> list[Point]:
     """Every size asked for. Raises UsageError for what is not understood or does not fit."""
-    kind = KINDS[known_word(request.op, KINDS, "nccom")]
-    dtype = known_word(request.datatype, ELEMENT_BYTES, "--datatype")
-    what_if = _what_if(request, kind)
-    groups = what_if.replica_groups()
+    kind, element_bytes = request.kind, request.element_bytes
+    iterations = request.iterations
+    asked = what_if(request)
+    ranks = asked.replica_groups().size
     found = []
-    for size in sizes(request):
-        of = {n: what_if.time(size, ELEMENT_BYTES[dtype], n) for n in PROFILES}
+    for size in sizes(request, ranks):
+        of = {n: asked.time(size, element_bytes, n) for n in PROFILES}
         times = [time.total_ps / 1e6 for time in of.values()]
         found.append(
             Point(
                 size_bytes=size,
-                dtype=dtype,
-                ranks=groups.size,
+                dtype=request.datatype,
+                ranks=ranks,
                 kind=kind,
                 time=of[request.profile],
                 band_us=(min(times), max(times)),
+                iterations=iterations,
+                checked=_checked(request, asked, size),
             )
         )
     return found
 
 
-def _what_if(request: Request, kind: CollectiveKind) -> WhatIf:
-    try:
-        runtime = runtime_named(request.runtime)
-    except CollectiveError as error:
-        raise UsageError("SW_USAGE", f"--runtime: {error}") from error
-    groups = _lists(request.custom_replica_groups, "--custom-replica-groups", "replica_groups")
-    pairs = _lists(request.custom_src_target_pairs, "--custom-src-target-pairs", "src_target_pairs")
-    if pairs and any(len(pair) != 2 for pair in pairs):
-        raise UsageError("SW_USAGE", f"--custom-src-target-pairs requires pairs, got {pairs}")
-    if request.op == "sendrecv" and not pairs:
-        pairs = tuple((rank, rank + 1) for rank in range(request.nworkers - 1))
-    return WhatIf(
-        target=logical(load_target(request.target), request.lnc, key="--lnc"),
-        kind=kind,
-        ranks=request.nworkers,
-        instances=request.nnodes,
-        groups=groups,
-        pairs=tuple((source, target) for source, target in pairs),
-        runtime=runtime,
-        settings=settings(request.set, "--set"),
-    )
+def _checked(request: Request, asked: WhatIf, size: int) -> Checked | None:
+    """What `--check` finds for a size."""
+    if not request.check:
+        return None
+    mode = known_word(request.check, CHECKS, "--check")
+    return check(asked, size, request.datatype, mode, request.seed, Path.cwd())
 
 
-def sizes(request: Request) -> list[int]:
-    """Sizes from the smallest to the largest, by factor or by step.
-
-    Raises UsageError for a range that is empty or does not grow.
-    """
-    first = parse_bytes(request.minbytes, "--minbytes")
-    last = parse_bytes(request.maxbytes or request.minbytes, "--maxbytes")
-    if first > last:
-        raise UsageError("SW_USAGE", f"--maxbytes requires at least {first}, got {last}")
-    return list(_series(first, last, request))
-
-
-def _series(first: int, last: int, request: Request) -> Iterator[int]:
-    factor = float(request.stepfactor) if _is_number(request.stepfactor) else 0.0
-    if request.stepfactor and factor <= 1:
-        raise UsageError("SW_USAGE", f"--stepfactor requires above 1, got {request.stepfactor}")
-    given = request.stepbytes
-    step = parse_bytes(given, "--stepbytes") if given else max(1, (last - first) // 10)
-    size = first
-    while size <= last:
-        yield size
-        size = max(size + 1, int(size * factor)) if factor else size + step
-
-
-def _is_number(text: str) -> bool:
-    return bool(re.fullmatch(r"\d+(\.\d+)?", text))
-
-
-def _lists(text: str, flag: str, key: str) -> tuple[tuple[int, ...], ...]:
-    """Lists of ranks, as JSON or in a JSON file, bare or under the tool's key."""
-    if not text:
-        return ()
-    path = Path(text)
-    try:
-        data = json.loads(text if text.lstrip()[:1] in "[{" else path.read_text())
-        lists = data[key] if isinstance(data, Mapping) else data
-        return tuple(tuple(int(rank) for rank in each) for each in lists)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            "SW_USAGE",
-            f"{flag} requires a JSON list of lists of ranks, or a file of one, got {text!r}",
-            hint=f'for example {{"{key}": [[0, 1], [2, 3]]}}',
-        ) from error
-
-
-def table(found: Sequence[Point]) -> str:
-    """The tool's table."""
-    rows = [COLUMNS, *(tuple(map(_text, point.cells())) for point in found)]
-    lines = charts.table(rows, right=range(len(COLUMNS)))
+def table(found: Sequence[Point], stats: Sequence[str] = ("avg",), sized: bool = False) -> str:
+    """The tool's table, with a column of time for every statistic, and those of sizes."""
+    rows = [_columns(COLUMNS, [f"time:{name}(us)" for name in stats], SIZES if sized else ())]
+    for p in found:
+        times = [round(p.statistic(name), 2) for name in stats]
+        cells = _columns(p.cells(), times, p.in_out_bytes if sized else ())
+        rows.append([_text(cell) for cell in cells])
+    lines = charts.table(rows, right=range(len(rows[0])))
     return "\n".join([*lines, f"Avg bus bandwidth: {_average(found):.4f}GB/s"])
+
+
+def _columns(cells: Sequence[Any], times: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
+    """The columns with others for the time, and with sizes behind the count."""
+    return [*cells[:2], *sizes, cells[2], *times, *cells[4:]]
+
+
+def statistics_of(request: Request) -> tuple[str, ...]:
+    """The statistics asked for. Raises UsageError for one that is none."""
+    names = tuple(request.stats) or ("avg",)
+    for name in names:
+        if not _STATISTIC.fullmatch(name):
+            raise UsageError(
+                "SW_USAGE", f"--stats requires avg, min, max or p0 to p100, got {name}"
+            )
+    return names
 
 
 def _average(found: Sequence[Point]) -> float:
@@ -225,10 +199,13 @@ def report(request: Request, found: Sequence[Point]) -> dict[str, Any]:
     """What `--json` and `--report-to-json-file` hold; `results` has the tool's columns."""
     return {
         "is_simulation": True,
-        "op": KINDS[request.op].value,
+        "op": request.kind.value,
         "target": request.target,
         "ranks": request.nworkers,
         "nodes": request.nnodes,
+        "hosts": hosts_of(request),
+        "iterations": found[0].iterations[0],
+        "warmup_iterations": found[0].iterations[1],
         "profile": request.profile,
         "runtime": request.runtime,
         "results": [point.record() for point in found],
@@ -257,25 +234,44 @@ def plot(found: Sequence[Point]) -> str:
     return text_plots.lines(series, "bytes", "us", 100, 21, log="xy").plain
 
 
-def run(args: argparse.Namespace, ignored: Sequence[str]) -> int:
-    """Print the table and write what else is asked for; `ignored` flags were given in vain."""
+def run(args: argparse.Namespace) -> int:
+    """Print the table and write what else is asked for; 1 where values are not those of NumPy."""
     request = asked_of(Request, args)
-    found = points(request)
+    stats, found = statistics_of(request), points(request)
     data = report(request, found)
     if args.report_to_json_file:
         file = Path(args.report_to_json_file)
         outputs.write(file, json.dumps(data, indent=1) + "\n", "--report-to-json-file")
     if args.csv:
         write_csv(Path(args.csv), found)
+    code = _tell_checks(found, to_stderr=args.json)
     if args.json:
         say_json(data)
-        return 0
-    say(table(found))
+        return code
+    say(table(found, stats, args.show_input_output_size))
     if args.explain:
         for point in found:
             say(f"{point.size_bytes}: {point.time.why}")
     if args.plot:
         say(plot(found))
-    if ignored:
-        say(f"note: {', '.join(ignored)} change nothing in a simulation", err=True)
-    return 0
+    return code
+
+
+def _tell_checks(found: Sequence[Point], to_stderr: bool) -> int:
+    """Say what became of `--check`; 1 if a check failed."""
+    checks = [point.checked for point in found if point.checked]
+    failed = [c for c in checks if not c.passed]
+    for one in failed:
+        say(
+            f"check {one.mode} (seed {one.seed}) of {one.size_bytes} B failed: off by"
+            f" {one.error:.2e}, bound {one.bound:.2e}; input, output and golden: {one.saved}",
+            err=True,
+        )
+    if checks and not failed:
+        one = checks[0]
+        sizes = ", ".join(str(size) for size in dict.fromkeys(c.size_bytes for c in checks))
+        say(
+            f"check {one.mode} (seed {one.seed}) passed: values of {one.ranks} ranks at {sizes} B",
+            err=to_stderr,
+        )
+    return 1 if failed else 0

@@ -7,13 +7,20 @@ first cores of every instance, as the tool takes them; groups and pairs may be g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from shardwright.collectives.algorithms.recipe import Choice
+from shardwright.collectives.costs import CollectiveCosts
 from shardwright.collectives.ops import CollectiveError, CollectiveKind, ReplicaGroups
-from shardwright.collectives.select import collective_time
+from shardwright.collectives.select import choose
+from shardwright.collectives.timing.loads import Loads, schedule_loads
 from shardwright.collectives.timing.runtimes import CURRENT, Runtime
-from shardwright.collectives.timing.times import CollectiveTime
+from shardwright.collectives.timing.times import CollectiveTime, LoadsOf, closed_time, loads_of
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import Target
@@ -23,7 +30,8 @@ from shardwright.sim_cluster.network.collective_costs import collective_costs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """Which ranks communicate, and under which assumptions. `settings` replace thresholds and
-    constants of `CollectiveCosts`."""
+    constants of `CollectiveCosts`; `shares` are what every position of a group sends to each of an
+    all_to_all, of any sizes, in parts of one position's whole buffer."""
 
     target: Target
     kind: CollectiveKind
@@ -31,6 +39,7 @@ class WhatIf:
     instances: int = 1
     groups: tuple[tuple[int, ...], ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
+    shares: tuple[tuple[Fraction, ...], ...] = ()
     runtime: Runtime = CURRENT
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,15 +80,41 @@ class WhatIf:
             ) from error
 
     def _time(self, size_bytes: int, element_bytes: int, profile: str) -> CollectiveTime:
-        topology = cluster_topology(self.target, self.instances)
-        groups = self.replica_groups()
+        choice = self.choice(size_bytes, element_bytes, profile)
         costs = collective_costs(self.target, profile, **self.settings)
-        pairs = self.pairs or default_pairs(groups.size)
-        time = collective_time(
-            self.kind, topology, groups, size_bytes, element_bytes, costs, pairs=pairs
-        )
         elements = size_bytes // element_bytes
-        return self.runtime.launching(time, self.kind, topology, groups, elements)
+        counted: LoadsOf = loads_of
+        if self.shares:
+            counted = partial(_ragged_loads, counts=self.counts(elements), elements=elements)
+        time = closed_time(choice, size_bytes, element_bytes, costs, counted)
+        topology = choice.layout.topology
+        return self.runtime.launching(time, self.kind, topology, self.replica_groups(), elements)
+
+    def choice(self, size_bytes: int, element_bytes: int, profile: str = "nominal") -> Choice:
+        """The algorithm of all groups, and why. Raises CollectiveError for what does not fit."""
+        groups = self.replica_groups()
+        return choose(
+            self.kind,
+            cluster_topology(self.target, self.instances),
+            groups,
+            size_bytes,
+            element_bytes,
+            collective_costs(self.target, profile, **self.settings),
+            pairs=self.pairs or default_pairs(groups.size),
+        )
+
+    def counts(self, elements: int) -> np.ndarray:
+        """Elements that go from each position to each, [ranks of a group, ranks of a group], of
+        buffers of `elements`. Raises CollectiveError for shares of another number of ranks."""
+        size = self.replica_groups().size
+        if not self.shares:
+            return np.full((size, size), -(-elements // size), np.int64)
+        if len(self.shares) != size or any(len(row) != size for row in self.shares):
+            raise CollectiveError(
+                f"an exchange of {size} ranks requires {size} counts of each, got"
+                f" {[len(row) for row in self.shares]}"
+            )
+        return np.array([[int(share * elements) for share in row] for row in self.shares])
 
     def replica_groups(self) -> ReplicaGroups:
         """The groups given, or one group of the first ranks of every instance."""
@@ -88,6 +123,15 @@ class WhatIf:
         each = range(self.ranks // self.instances)
         starts = [i * self.target.cores for i in range(self.instances)]
         return ReplicaGroups((tuple(start + rank for start in starts for rank in each),))
+
+
+def _ragged_loads(
+    choice: Choice, costs: CollectiveCosts, counts: np.ndarray, elements: int
+) -> Loads:
+    """The loads of an exchange of `counts` elements from each position to each; a chunk is one of
+    the `elements` of a buffer."""
+    loads = schedule_loads(choice, costs, counts.ravel())
+    return replace(loads, chunks_per_buffer=max(1, elements))
 
 
 def default_pairs(ranks: int) -> tuple[tuple[int, int], ...]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from shardwright.orchestrator.cli import main
-from shardwright.orchestrator.commands.nccom import COLUMNS, parse_bytes
+from shardwright.orchestrator.commands import nccom_values
+from shardwright.orchestrator.commands.nccom import COLUMNS
+from shardwright.orchestrator.config.collective_settings import parse_bytes
 
 
 def nccom(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
@@ -18,7 +22,7 @@ def nccom(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]
     return code, out.out, out.err
 
 
-def results(capsys: pytest.CaptureFixture[str], line: str) -> list[dict[str, object]]:
+def results(capsys: pytest.CaptureFixture[str], line: str) -> list[dict[str, Any]]:
     code, out, _ = nccom(capsys, f"{line} --json")
     assert code == 0
     return json.loads(out)["results"]
@@ -36,7 +40,7 @@ def test_the_table_is_the_tools(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(busbw) == pytest.approx(float(algbw) * 2 * 7 / 8, rel=1e-2)
     mean = sum(float(row.split()[5]) for row in rows) / len(rows)
     assert float(average.split()[-1].removesuffix("GB/s")) == pytest.approx(mean, abs=0.02)
-    assert "--iters, --warmup_iters change nothing" in err
+    assert not err
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,8 @@ def test_the_table_is_the_tools(capsys: pytest.CaptureFixture[str]) -> None:
         ("allg", "all_gather"),
         ("redsct", "reduce_scatter"),
         ("alltoall", "all_to_all"),
+        ("allgv", "all_gather"),
+        ("alltoallv", "all_to_all"),
         ("permute", "collective_permute"),
         ("sendrecv", "collective_permute"),
     ],
@@ -67,7 +73,7 @@ def test_sizes_by_step_and_a_file_of_each_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, data = tmp_path / "a.csv", tmp_path / "a.json"
-    line = f"allg -r 32 -b 8 -e 16 -i 4 -d fp32 --csv {table} --report-to-json-file {data} --plot"
+    line = f"allr -r 32 -b 8 -e 16 -i 4 -d fp32 --csv {table} --report-to-json-file {data} --plot"
     code, out, _ = nccom(capsys, line)
     assert code == 0 and "band high" in out and "\x1b" not in out
     rows = list(csv.DictReader(table.open()))
@@ -90,7 +96,7 @@ def test_the_machine_and_its_logical_cores_choose(capsys: pytest.CaptureFixture[
     code, _, err = nccom(capsys, "allg -r 65 -b 1mb --target trn2.48xlarge")
     assert code == 2 and "at most 64 on each trn2.48xlarge, got 65" in err
     (wide,) = results(capsys, "allg -r 65 -b 1mb --target trn2.48xlarge --lnc 1")
-    assert wide["count(elems)"] == 2**20
+    assert wide["count(elems)"] == 65 * 16132  # 2 ** 20, rounded up to the ranks
 
 
 def test_groups_at_once_share_links_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +143,25 @@ def test_pairs_and_runtimes(capsys: pytest.CaptureFixture[str]) -> None:
         ("allr -r 2 --report-to-json-file /dev/null/a", "--report-to-json-file requires a place"),
         ("allr -r 2 --set inter_mesh_max_instances=1gb", "requires a whole number, got '1gb'"),
         ("allr -r 2 -b 2 -d fp32", "at least one element"),
+        ("allr -r 2 -n 0", "--iters requires at least 1"),
+        ("allr -r 2 -c twos", "--check requires one of random, all_ones"),
+        ("allr -r 2 -t mean", "--stats requires avg"),
+        ("allr -r 64 -N 2 -s one", "-N 2 requires as many hosts, got 1"),
+        ("allr -r 2 -S -s one", "--slurm-mode requires no --hosts"),
+        ("allr -r 2 --hosts-file none", "--hosts-file requires a file"),
+        ("allr -r 6 --data-parallel-dimension 4", "requires a divisor of the ranks"),
+        ("allr -r 2 --alltoallv-metadata {}", "requires alltoallv, got allr"),
+        ("alltoallv -r 2 --alltoallv-metadata [{}]", "requires entries with send_counts"),
+        (
+            'alltoallv -r 2 --alltoallv-metadata [{"send_counts":[0,0],"send_displs":[0,0],'
+            '"recv_counts":[1,1],"recv_displs":[0,0]}]',
+            "of which one is above 0",
+        ),
+        (
+            'alltoallv -r 4 --alltoallv-metadata [{"send_counts":[1,2],"send_displs":[0,0],'
+            '"recv_counts":[1,1],"recv_displs":[0,0]}]',
+            "requires 4 counts of each",
+        ),
     ],
 )
 def test_mistakes_are_refused(line: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,3 +172,149 @@ def test_mistakes_are_refused(line: str, text: str, capsys: pytest.CaptureFixtur
 def test_units_are_powers_of_1024() -> None:
     given = ["8", "8B", "1kb", "2M", "1GB"]
     assert [parse_bytes(g, "-b") for g in given] == [8, 8, 1024, 2 << 20, 1 << 30]
+
+
+EXAMPLE = {
+    "send_counts": [512, 1024],
+    "send_displs": [0, 512],
+    "recv_counts": [256, 768],
+    "recv_displs": [0, 256],
+}
+"""The entry of the tool's user guide, whose 1 MB ran as 1,048,608 B."""
+
+
+def test_counts_are_shares_of_the_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "m.json"
+    file.write_text(json.dumps({"alltoallv_metadata": [EXAMPLE]}))
+    line = f"alltoallv -r 2 -N 2 -d fp32 -b 1mb -c --alltoallv-metadata {file}"
+    (example,) = results(capsys, line)
+    assert example["size(B)"] == 1048608 and example["check"]["passed"]
+
+
+def test_an_exchange_takes_as_long_as_its_longest_part(capsys: pytest.CaptureFixture[str]) -> None:
+    def transfer(*counts: list[int]) -> float:
+        zeros = [0] * len(counts[0])
+        rows = [
+            dict(EXAMPLE, send_counts=c, send_displs=zeros, recv_counts=c, recv_displs=zeros)
+            for c in counts
+        ]
+        line = ["alltoallv", "-r", "4", "-b", "16mb", "--alltoallv-metadata", json.dumps(rows)]
+        assert main(["nccom", *line, "--json"]) == 0
+        return float(json.loads(capsys.readouterr().out)["results"][0]["transfer_us"])
+
+    (even,) = results(capsys, "alltoall -r 4 -b 16mb")
+    assert transfer([1] * 4) == pytest.approx(even["transfer_us"], rel=1e-6)
+    to_one = transfer([4, 0, 0, 0], [4, 0, 0, 0], [4, 0, 0, 0], [4, 0, 0, 0])
+    itself = transfer([4, 0, 0, 0], [0, 4, 0, 0], [0, 0, 4, 0], [0, 0, 0, 4])
+    received = 3 * (16 << 20)  # by one rank, over a copy path of 83.8 GB/s (docs/network.md)
+    assert itself == 0 and to_one == pytest.approx(received / 83.8e9 * 1e6, rel=1e-3)
+
+
+@pytest.mark.parametrize("op", ["allr", "allg", "allgv", "redsct", "alltoall", "permute"])
+@pytest.mark.parametrize("mode", ["random", "all_ones"])
+def test_values_are_those_of_numpy(
+    op: str, mode: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    for dtype in ("uint8", "bf16", "fp32"):
+        code, out, _ = nccom(capsys, f"{op} -r 6 -b 1000 -d {dtype} -c {mode}")
+        assert code == 0 and f"check {mode} (seed 0) passed: values of 6 ranks" in out
+    monkeypatch.chdir(tmp_path)
+    run = nccom_values.execute
+
+    def damaged(*given: Any, **named: Any) -> list[np.ndarray]:
+        results = [r.copy() for r in run(*given, **named)]
+        results[-1].reshape(-1)[-1] += 1
+        return results
+
+    monkeypatch.setattr(nccom_values, "execute", damaged)
+    code, out, err = nccom(capsys, f"{op} -r 6 -b 1002 -d int16 -c {mode}")
+    assert code == 1 and "failed: off by" in err and "passed" not in out
+    (saved,) = tmp_path.glob("nccom_check_*.npz")
+    with np.load(saved) as arrays:
+        assert (arrays["output5"] != arrays["golden5"]).sum() == 1
+        assert len(arrays.files) == 18 and arrays["input0"].dtype == np.int16
+
+
+def test_the_seed_is_of_the_data(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+    run = nccom_values.execute
+
+    def noted(schedule: Any, sources: Any) -> Any:
+        seen.append(sources[0].tobytes())
+        return run(schedule, sources)
+
+    monkeypatch.setattr(nccom_values, "execute", noted)
+    for seed in ("1", "2", "1"):
+        results(capsys, f"allg -r 4 -b 64 -c --seed {seed}")
+    first, second, third = seen
+    assert first == third != second
+
+
+def test_repetitions_are_counted_and_take_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = nccom(capsys, "allr -r 8 -n 15 -w 5 -I 10 -W 5 --json")
+    data = json.loads(out)
+    assert (data["iterations"], data["warmup_iterations"]) == (150, 150)  # the page's example
+    (point,) = data["results"]
+    assert (
+        point["time:min(us)"]
+        == point["time:max(us)"]
+        == pytest.approx(point["time:avg(us)"], abs=0.01)
+    )
+    head, row, _ = nccom(capsys, "allr -r 8 -t avg p50 p99")[1].splitlines()
+    assert head.split()[3:6] == ["time:avg(us)", "time:p50(us)", "time:p99(us)"]
+    assert len(set(row.split()[3:6])) == 1
+
+
+def test_sizes_of_both_sides_are_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = nccom(capsys, "allg -r 32 -b 1kb -d fp32 --show-input-output-size")
+    head, row, _ = out.splitlines()
+    assert head.split()[2:4] == ["total_input_size(B)", "total_output_size(B)"]
+    assert row.split()[2:4] == ["32", "1024"]  # those of the page
+
+
+def test_sizes_are_rounded_to_the_ranks_that_share_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def sizes(line: str) -> list[object]:
+        return [r["size(B)"] for r in results(capsys, line)]
+
+    assert sizes("alltoall -r 6 -b 1000") == sizes("redsct -r 6 -b 1000") == [1002]
+    assert sizes("allg -r 6 -b 1000 -d fp32") == [1008]
+    assert sizes("allr -r 6 -b 1000") == sizes("allgv -r 6 -b 1000") == [1000]
+
+
+def test_a_dimension_of_groups_is_across_instances(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "allr -r 64 -N 2 -b 8mb"
+    (grouped,) = results(capsys, f"{line} --data-parallel-dimension 2")
+    by_hand = [[rank, rank + 32] for rank in range(32)]
+    (listed,) = results(
+        capsys, f"{line} --custom-replica-groups {json.dumps(by_hand).replace(' ', '')}"
+    )
+    assert grouped["time:avg(us)"] == listed["time:avg(us)"]
+
+
+def test_hosts_are_given_listed_or_allocated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hosts(flags: str) -> list[str]:
+        return list(json.loads(nccom(capsys, f"allr -r 64 -N 2 {flags} --json")[1])["hosts"])
+
+    (tmp_path / "hosts").write_text("# two\n10.0.0.1 slots=32\n\n10.0.0.2\n10.0.0.3\n")
+    assert hosts("") == []
+    assert hosts("--hosts a b") == ["a", "b"]
+    assert hosts(f"--hosts-file {tmp_path / 'hosts'}") == ["10.0.0.1", "10.0.0.2"]
+    assert hosts("--slurm-mode") == ["slurm-alloc-0", "slurm-alloc-1"]
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    code, _, err = nccom(capsys, "allr -r 64 -N 2 -S --slurm-job-id 12345")
+    assert code == 2 and "requires as many hosts, got 1: slurm-12345-0" in err
+
+
+def test_pairs_in_the_form_of_the_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [[0, 1], [1, 0], [2, 3], [3, 2], *([n, n] for n in range(4, 8))]
+    file = tmp_path / "pairs.json"
+    file.write_text(json.dumps({"src_target_pairs": [pairs]}))
+    bare = json.dumps(pairs).replace(" ", "")
+    line = "permute -r 8 -b 1mb --custom-src-target-pairs"
+    assert results(capsys, f"{line} {file}") == results(capsys, f"{line} {bare}")
