@@ -1,8 +1,8 @@
 """What a simulated machine checks before it takes a program, in the runtime's order.
 
 Container checks (magic, format version, features, digests) are the reader's; here are those that
-compare the file with the machine: architecture, logical NeuronCore size, memory. The messages name
-the status the Neuron runtime would return (nrt_status of its API documentation).
+compare the file with the machine: architecture, logical NeuronCore size, memory, collectives. The
+messages name the status the Neuron runtime would return (nrt_status of its API documentation).
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from shardwright.compiler.diagnostics import LoadError
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.machine.target import HYPOTHETICAL_LNC, Target, load_target, logical
 
+MOST_GROUPS, MOST_GROUPS_BEFORE = 16, 12
+"""Sets of replica groups of a file: documented, from SDK 2.32 on and before (NEC, release notes).
+The status of a file with more is not: our reading is that of a resource that ran out."""
+_SIXTEEN_SINCE = (2, 27, 5334)  # neuronx-cc of SDK 2.32 (release notes)
+MOST_STREAMS = 4  # documented: streams of collectives of a logical core (overlap page)
 _GENERATIONS = ("v1", "v2", "v3", "v4")
 _GIB = 2**30
 
@@ -27,7 +32,7 @@ def check_loadable(
 ) -> None:
     """Refuse a program the machine cannot run; `meta` is the container's.
 
-    Raises LoadError: SW_LOAD_ARCHITECTURE, SW_LOAD_LNC, SW_LOAD_MEMORY.
+    Raises LoadError: SW_LOAD_ARCHITECTURE, SW_LOAD_LNC, SW_LOAD_MEMORY, SW_LOAD_GROUPS.
     """
     environment = os.environ if environment is None else environment
     _check_architecture(program, machine, environment)
@@ -35,6 +40,7 @@ def check_loadable(
     _check_lnc(made, program, environment)
     _check_cores(made, program, machine, hypothetical)
     _check_memory(program, logical(machine, made, hypothetical))
+    _check_collectives(program, str(meta.get("version_profile", "")))
 
 
 def _check_architecture(program: Program, machine: Target, env: Mapping[str, str]) -> None:
@@ -105,3 +111,23 @@ def _check_memory(program: Program, machine: Target) -> None:
         None,
         "use more cores, a smaller batch, or shard the tensors",
     )
+
+
+def _check_collectives(program: Program, made_as: str) -> None:
+    """Refuse more sets of replica groups, or streams, than the runtime has: every set of axes that
+    a collective is over is one of groups."""
+    calls = [c for f in program.functions for c in f.collectives if not c.is_transfer]
+    groups, streams = {call.axes for call in calls}, {call.stream for call in calls}
+    numbers = tuple(int(part) for part in made_as.split(".") if part.isdigit())
+    most = MOST_GROUPS if not numbers or numbers >= _SIXTEEN_SINCE else MOST_GROUPS_BEFORE
+    found = {"sets of replica groups": (len(groups), most), "streams": (len(streams), MOST_STREAMS)}
+    for what, (count, limit) in found.items():
+        if count > limit:
+            raise LoadError(
+                "SW_LOAD_GROUPS",
+                f"program {program.name} has collectives over {count} {what}, a file may have"
+                f" {limit}; NRT_RESOURCE (4)",
+                None,
+                "use fewer axes at once, or cut the step into programs; releases before SDK 2.32"
+                f" take {MOST_GROUPS_BEFORE} sets of groups",
+            )

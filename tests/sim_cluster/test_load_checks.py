@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.compiler.diagnostics import LoadError
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.isa.program import Function, Program, ProgramBuffer
+from shardwright.compiler.isa.program import CollectiveCall, Function, Program, ProgramBuffer
 from shardwright.compiler.machine.target import Target, load_target, logical
 from shardwright.sim_cluster.values.load_checks import check_loadable
 
@@ -71,6 +71,39 @@ def test_tensors_arena_and_reserve_together_are_what_a_program_needs() -> None:
 )
 def test_every_part_of_the_memory_counts(made: Program) -> None:
     assert refusal(made, {}, machine(NEEDED)).code == "SW_LOAD_MEMORY"
+
+
+def communicating(sets: int, streams: int = 1) -> Program:
+    """A program with collectives over so many sets of mesh axes, as many times two."""
+    axes = [tuple(a for bit, a in enumerate("abcde") if n >> bit & 1) for n in range(1, sets + 1)]
+    calls = [
+        CollectiveCall("all_reduce", group, DType.F32, (1, 8, 1), "add", stream=n % streams)
+        for n, group in enumerate(axes * 2)
+    ]
+    host = CollectiveCall("host_load", (), DType.F32, (1, 8, 1), stream=0)
+    made = replace(function(1), collectives=[*calls, host])
+    return replace(program(), functions=[made])
+
+
+@pytest.mark.parametrize(
+    ("made_as", "most"),
+    [("", 16), ("own", 16), ("2.27.5334", 16), ("2.24.5133", 12), ("2.9.0.16", 12)],
+)
+def test_a_file_has_as_many_sets_of_groups_as_its_runtime(made_as: str, most: int) -> None:
+    meta = {"version_profile": made_as}
+    check_loadable(communicating(most), meta, machine(NEEDED), {})
+    told = refusal(communicating(most + 1), meta, machine(NEEDED)).diagnostic
+    assert told.code == "SW_LOAD_GROUPS"
+    assert told.message == (
+        f"program main has collectives over {most + 1} sets of replica groups, a file may have"
+        f" {most}; NRT_RESOURCE (4)"
+    )
+
+
+def test_a_core_has_four_streams_of_collectives() -> None:
+    check_loadable(communicating(8, 4), {}, machine(NEEDED), {})
+    told = refusal(communicating(8, 5), {}, machine(NEEDED)).diagnostic
+    assert told.code == "SW_LOAD_GROUPS" and "over 5 streams, a file may have 4" in told.message
 
 
 def test_the_reserve_of_the_runtime_counts() -> None:
