@@ -318,6 +318,16 @@ def _neff_parsers(verbs: Any) -> None:
     run.add_argument(
         "--strict-indices", action="store_true", help="an index out of bounds is an error"
     )
+    run.add_argument(
+        "--iterations", type=int, default=1, metavar="N", help="of --time: mean, min, max"
+    )
+    run.add_argument("--warmup", type=int, default=0, metavar="N", help="executions before them")
+    run.add_argument(
+        "--jitter", type=float, default=0.0, help="mean delay of code, part of its time"
+    )
+    run.add_argument(
+        "--dump-inputs", type=Path, metavar="DIR", help="leave inputs here when it fails"
+    )
     _program_flag(run)
     run.set_defaults(verb=_neff_run)
     dump = tools.add_parser("dump", help="calls, kernels and the instructions of every engine")

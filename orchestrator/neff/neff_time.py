@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from shardwright.compiler.machine.target import (
 from shardwright.compiler.neff.serial import SerialFile, Stage
 from shardwright.orchestrator.neff.neff_files import ProgramFile, mesh_of
 from shardwright.orchestrator.terminal.terminal import say
+from shardwright.sim_cluster.timing.faults import NO_FAULTS, Delay, Faults
 from shardwright.sim_cluster.timing.macro import Stretch, program_macros
 from shardwright.sim_cluster.timing.resident import (
     room_on_chip,
@@ -34,24 +36,73 @@ from shardwright.sim_cluster.timing.sensitivity import TIMED
 Timed = Callable[[Target], int]
 
 
-def print_time(opened: ProgramFile, target: Target) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executions:
+    """How often a program is timed, after so many executions that do not count, and the `jitter`
+    of each: the mean random delay of a stretch of code, as a part of its time."""
+
+    count: int = 1
+    warmup: int = 0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for no execution at all, or a delay that cannot be."""
+        if self.count < 1 or self.warmup < 0 or not 0 <= self.jitter <= MOST_JITTER:
+            raise UsageError(
+                "SW_USAGE",
+                "--iterations requires at least 1, --warmup at least 0, --jitter a number from 0 to"
+                f" {MOST_JITTER:g}, got {self.count}, {self.warmup} and {self.jitter:g}",
+            )
+
+    @property
+    def faults(self) -> list[Faults]:
+        """Of every execution, those of the warm-up left out: without jitter all are alike."""
+        seeds = range(self.warmup, self.warmup + self.count)
+        return [Faults(jitter=self.jitter, seed=seed) for seed in seeds]
+
+
+MOST_JITTER = 10.0  # as `[faults] jitter`
+
+
+def print_time(opened: ProgramFile, target: Target, executions: Executions) -> None:
     """The simulated time of a program, for people."""
     program = opened.program
     mesh, _ = mesh_of(opened)
     where = f"on {math.prod(mesh.values())} cores" if mesh else "on one core"
 
-    def timed(machine: Target) -> int:
-        total = _step_ps(opened, machine, mesh) if mesh else sum(_stretches(program, machine))
+    def timed(machine: Target, faults: Faults = NO_FAULTS) -> int:
+        total = (
+            _step_ps(opened, machine, mesh, faults) if mesh else _alone_ps(program, machine, faults)
+        )
         return total + _constants_ps(opened, machine)
 
     loading = _constants_ps(opened, target)
     note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
     cores = f" ({program.lnc} physical cores)" if program.lnc > 1 else ""
     say(f"simulated time {_said(timed, target)} {where} of {target.name}{cores}{note}", err=True)
+    if executions.count > 1:
+        if executions.jitter:
+            found = [timed(target, faults) for faults in executions.faults]
+        else:
+            found = [timed(target)] * executions.count
+        say(_statistics(found, executions), err=True)
     if opened.meta.get("hypothetical"):
         machine = logical(target, program.lnc, hypothetical=True)
         say(hypothetical_text(machine), err=True)
     _say_clocks(target)
+
+
+def _statistics(found: Sequence[int], executions: Executions) -> str:
+    """Milliseconds over executions, by the names of the runtime's benchmark mode."""
+    mean, low, high = (f(found) / PS_PER_MS for f in (statistics.fmean, min, max))
+    spread = statistics.pstdev(found) / PS_PER_MS
+    return (
+        f"mean {mean:.6f} ms, min {low:.6f} ms, max {high:.6f} ms, std_dev {spread:.6f} ms of"
+        f" {executions.count} executions after {executions.warmup}"
+    )
+
+
+PS_PER_MS = PS_PER_S // 1000
 
 
 def _said(timed: Timed, target: Target) -> str:
@@ -94,7 +145,15 @@ def _stretches(program: Program, target: Target) -> list[int]:
     return [op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch)]
 
 
-def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> int:
+def _alone_ps(program: Program, target: Target, faults: Faults) -> int:
+    """One run on one core, its stretches of code late by the jitter."""
+    delay = Delay(1.0, faults.jitter, 1, f"{faults.seed}/0")
+    return sum(round(ps * delay.factor()) for ps in _stretches(program, target))
+
+
+def _step_ps(
+    opened: ProgramFile, target: Target, mesh: Mapping[str, int], faults: Faults = NO_FAULTS
+) -> int:
     """One run of all ranks of `mesh`, on as few instances as have the cores. Raises UsageError for
     more ranks than an instance without EFA has cores."""
     from shardwright.sim_cluster.timing.step_time import Step, time_step
@@ -115,6 +174,7 @@ def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> in
         mesh=mesh,
         target=machine,
         instances=instances,
+        faults=faults,
     )
     return time_step(step).step_time_ps
 

@@ -28,6 +28,7 @@ from shardwright.compiler.neff.serial import SerialFile, read_serial
 from shardwright.compiler.surface.releases import profile
 from shardwright.compiler.surface.resolve import find_target
 from shardwright.compiler.surface.timeline import behaviour
+from shardwright.orchestrator.neff.input_dumps import dumping
 from shardwright.orchestrator.neff.neff_files import (
     ProgramFile,
     mesh_of,
@@ -135,7 +136,9 @@ def verify(path: Path) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How `neff run` runs. `target` is the machine; empty means the one the file was made for.
-    `seed` turns stochastic rounding on; `strict_indices` makes an index out of bounds an error."""
+    `seed` turns stochastic rounding on; `strict_indices` makes an index out of bounds an error.
+    `iterations`, `warmup` and `jitter` are those of `--time`; `dump_inputs` is the folder in which
+    inputs are left when an execution fails."""
 
     level: str = "L1"
     timed: bool = False
@@ -143,6 +146,10 @@ class RunOptions:
     target: str = ""
     seed: int | None = None
     strict_indices: bool = False
+    iterations: int = 1
+    warmup: int = 0
+    jitter: float = 0.0
+    dump_inputs: Path | None = None
 
 
 def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOptions) -> int:
@@ -169,9 +176,10 @@ def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOp
     if outputs is not None:
         _run_values(opened, inputs, outputs, options)
     if options.timed:
-        from shardwright.orchestrator.neff.neff_time import print_time
+        from shardwright.orchestrator.neff.neff_time import Executions, print_time
 
-        print_time(opened, target)
+        counts = {"count": options.iterations, "warmup": options.warmup}
+        print_time(opened, target, Executions(**counts, jitter=options.jitter))
     return 0
 
 
@@ -198,7 +206,10 @@ def _run_serial(
         dtypes = {name: kind.dtype for name, kind in file.inputs.items()}
         given = _read_inputs(list(dtypes), dtypes, inputs)
         watch = IndexWatch(options.strict_indices)
-        with _rounding(options.seed):
+        with (
+            _rounding(options.seed),
+            dumping(options.dump_inputs, str(file.meta.get("name", "pipeline")), given),
+        ):
             results = run_serial(file, given, options.level, watch)
         _write_outputs(outputs, results, [name for name, _ in file.outputs], watch.findings)
     if options.timed:
@@ -217,7 +228,7 @@ def _run_values(
     program = opened.program
     given = inputs_of(program, inputs)
     watch = IndexWatch(options.strict_indices, _unchecked(opened.meta))
-    with _rounding(options.seed):
+    with _rounding(options.seed), dumping(options.dump_inputs, program.name, given):
         results = run_single(program, given, options.level, watch, Ranks(*mesh_of(opened)))
     _write_outputs(outputs, results, program.outputs, watch.findings)
 
