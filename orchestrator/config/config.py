@@ -104,6 +104,14 @@ class FaultsConfig:
     dead_cores: str = ""
     """Cores that never answer: `17`. The run fails and says which ranks hang, and where."""
 
+    hardware: str = ""
+    """Cores whose hardware fails, by class: `17:hbm, 20:collectives` (sram, hbm, hbm-repairable,
+    dma, collectives, compute). The run fails with the runtime's status."""
+
+    late_cores: str = ""
+    """Cores that are loaded seconds after the others: `5:300`. Those wait, and say so every 120 s;
+    the first step begins when all have met."""
+
     slow_links: str = ""
     """`0/3-7:0.5, 2/efa1:0`: on instance 0 the link between chips 3 and 7 has half of its
     bandwidth left, on instance 2 EFA device 1 is dead."""

@@ -8,6 +8,8 @@ with a number; ranges are written 32-63.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from shardwright.collectives.topology import Topology
 from shardwright.compiler.diagnostics import UsageError
@@ -15,7 +17,9 @@ from shardwright.orchestrator.config.arguments import comma_words
 from shardwright.orchestrator.config.config import FaultsConfig
 from shardwright.sim_cluster.timing.degraded import degraded, pattern_of
 from shardwright.sim_cluster.timing.faults import EFA, Faults, Link, check_faults, check_numbers
+from shardwright.sim_cluster.timing.hardware import FAULT_CLASSES
 
+T = TypeVar("T")
 _CORES = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 _LINK = re.compile(r"(\d{1,18})/(?:(\d{1,18})-(\d{1,18})|efa(\d{1,18}))")
 
@@ -28,6 +32,8 @@ def faults_of(given: FaultsConfig, topology: Topology) -> Faults:
     faults = Faults(
         slow_cores=_slow_cores(given.slow_cores, cores),
         dead_cores=_dead_cores(given.dead_cores, cores),
+        hardware=_hardware(given.hardware, cores),
+        late_cores=_late_cores(given.late_cores, cores),
         links=_links(given.slow_links),
         jitter=given.jitter,
         seed=given.seed,
@@ -40,17 +46,34 @@ def faults_of(given: FaultsConfig, topology: Topology) -> Faults:
 
 def _slow_cores(text: str, count: int) -> dict[int, float]:
     wanted = "CORE:FACTOR or FIRST-LAST:FACTOR with factors of at least 1, as in 5:1.3"
-    slow: dict[int, float] = {}
+    return _by_core("slow_cores", text, count, lambda t: _number(t, 1.0, 1e6), wanted, "factor")
+
+
+def _late_cores(text: str, count: int) -> dict[int, float]:
+    wanted = "CORE:SECONDS or FIRST-LAST:SECONDS of at least 0, as in 5:300"
+    return _by_core("late_cores", text, count, lambda t: _number(t, 0.0, 1e9), wanted, "time")
+
+
+def _hardware(text: str, count: int) -> dict[int, str]:
+    wanted = f"CORE:CLASS or FIRST-LAST:CLASS of {', '.join(FAULT_CLASSES)}, as in 5:hbm"
+    known = {name: name for name in FAULT_CLASSES}
+    return _by_core("hardware", text, count, known.get, wanted, "class")
+
+
+def _by_core(
+    key: str, text: str, count: int, read: Callable[[str], T | None], wanted: str, one: str
+) -> dict[int, T]:
+    """What every core has, of entries CORE:WORD."""
+    found: dict[int, T] = {}
     for entry in comma_words(text):
-        where, _, factor = entry.partition(":")
-        times = _number(factor, 1.0, 1e6)
-        cores = _cores("slow_cores", where, count)
-        if times is None or cores is None:
-            raise _refused("slow_cores", wanted, entry)
-        if any(core in slow for core in cores):
-            raise _refused("slow_cores", "one factor for every core", entry)
-        slow |= dict.fromkeys(cores, times)
-    return slow
+        where, _, word = entry.partition(":")
+        value, cores = read(word.strip()), _cores(key, where, count)
+        if value is None or cores is None:
+            raise _refused(key, wanted, entry)
+        if any(core in found for core in cores):
+            raise _refused(key, f"one {one} for every core", entry)
+        found |= dict.fromkeys(cores, value)
+    return found
 
 
 def _dead_cores(text: str, count: int) -> frozenset[int]:

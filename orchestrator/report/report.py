@@ -46,6 +46,7 @@ from shardwright.orchestrator.validation.published_mfu import best_run
 from shardwright.sharding.cut.pipeline.balance import by_stage
 from shardwright.sharding.cut.pipeline.schedules import bubble
 from shardwright.sharding.partition.mesh import DATA_AXES, Mesh
+from shardwright.sim_cluster.timing.faults import ranges, waiting
 from shardwright.sim_cluster.timing.step_time import StepTiming
 
 SCHEMA = 1
@@ -229,7 +230,7 @@ def findings(built: Built, service: UnitService) -> list[Diagnostic]:
         Diagnostic("SW_HYPOTHETICAL", hypothetical_text(target), severity="warning")
         for _ in range(target.is_hypothetical)
     ]
-    plan = (*built.findings, *built.plan.findings, *_idle_stages(built))
+    plan = (*built.findings, *built.plan.findings, *_idle_stages(built), *_late_ranks(built))
     return [*machine, *budget_findings(built), *integers, *plan, *service.findings]
 
 
@@ -249,6 +250,20 @@ def _idle_stages(built: Built) -> Iterator[Diagnostic]:
         hint=f"set strategy.global_batch: {more}",
         severity="note",
     )
+
+
+def _late_ranks(built: Built) -> Iterator[Diagnostic]:
+    """The warnings of cores that wait for others to be loaded, which is no failure."""
+    late = built.layout.faults.late_cores
+    for after_s, cores in waiting(late):
+        yield Diagnostic(
+            "SW_LATE_RANK",
+            f"after {after_s:.0f} s all others still wait for core {ranges(cores)} to connect",
+            None,
+            f"the step begins after {max(late.values()):g} s; a rank that is late usually compiles:"
+            " precompile, or share a cache",
+            severity="warning",
+        )
 
 
 def timing_section(

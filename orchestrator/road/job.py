@@ -40,6 +40,7 @@ from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.service.ray_session import RaySession
 from shardwright.orchestrator.terminal import outputs
 from shardwright.orchestrator.values.value_run import Values, run_values
+from shardwright.sim_cluster.timing.faults import waiting
 
 
 def run_job(
@@ -87,6 +88,8 @@ def _run(
             with stages.timed("time"):
                 timings = time_programs(built, bundle.programs, service, traced=True)
         events = EventLog(job.output.events, service.job)
+        for after_s, cores in waiting(built.layout.faults.late_cores):
+            events("waiting", after_s=after_s, cores=list(cores))
         with stages.timed("values"):
             compared = _values(built, bundle, progress, events, other)
     sizes = program_sizes(bundle)

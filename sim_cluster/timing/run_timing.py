@@ -87,7 +87,7 @@ class ClusterLoop:
         self.classes = classes
         self.packets = packets
         self.duration = duration
-        self.actors = [Actor(i, () if i in health.dead else m) for i, m in enumerate(macros)]
+        self.actors = [Actor(i, health.macros(i, m)) for i, m in enumerate(macros)]
         self.health = health
         self.delays = health.delays(classes)
         self.events: list[Event] = []
@@ -99,7 +99,8 @@ class ClusterLoop:
     def run(self) -> list[ClassResult]:
         """Results per class.
 
-        Raises SimulationError: SW_DEAD_CORE when ranks wait for a dead core, SW_TIME_DEADLOCK when
+        Raises SimulationError: SW_DEAD_CORE when ranks wait for a dead core, SW_HARDWARE_FAULT when
+        one fails, SW_TIME_DEADLOCK when
         a collective is never joined by all, or a message never sent.
         """
         for actor in self.actors:
@@ -111,7 +112,7 @@ class ClusterLoop:
                 self._take(heapq.heappop(self.events))
             self._share_rates(now)
         stuck = [a.index for a in self.actors if a.position < len(a.macros)]
-        if self.health.dead:
+        if self.health.dead or self.health.failing:
             raise hanging(self.classes, self.health, self._stuck(stuck))
         if stuck:
             raise SimulationError(

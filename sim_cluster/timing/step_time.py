@@ -173,7 +173,8 @@ class Ranks:
     def _colour(self, rank: int) -> Hashable:
         """What distinguishes a rank before it meets others."""
         core, faults = self.cores[rank], self.step.faults
-        own = faults.slow_cores.get(core, 1.0), core in faults.dead_cores
+        ends = core in faults.dead_cores, faults.hardware.get(core, "")
+        own = faults.slow_cores.get(core, 1.0), *ends
         return self.stage(rank), own, self.pattern(rank)
 
     def classes(self, axes: Sequence[tuple[str, ...]], folded: bool) -> RankClasses:
@@ -189,6 +190,8 @@ class Ranks:
             slow={c: faults.slow_cores.get(core, 1.0) for c, core in enumerate(cores)},
             dead=frozenset(c for c, core in enumerate(cores) if core in faults.dead_cores),
             dead_cores=tuple(sorted(faults.dead_cores)),
+            hardware=faults.hardware,
+            failing={c: faults.hardware[r] for c, r in enumerate(cores) if r in faults.hardware},
             jitter=faults.jitter,
             seed=faults.seed,
         )

@@ -20,7 +20,16 @@ from shardwright.sim_cluster.network.collective_costs import collective_costs
 from shardwright.sim_cluster.network.network import Network
 from shardwright.sim_cluster.timing.classes import refine
 from shardwright.sim_cluster.timing.degraded import degraded, pattern_of
-from shardwright.sim_cluster.timing.faults import Delay, Faults, Link, check_faults, ranges
+from shardwright.sim_cluster.timing.faults import (
+    Delay,
+    Faults,
+    Link,
+    check_faults,
+    ranges,
+    waiting,
+)
+from shardwright.sim_cluster.timing.hardware import FAULT_CLASSES, heard_of
+from shardwright.sim_cluster.timing.macro import Mark, Start, Wait
 from shardwright.sim_cluster.timing.step_time import Ranks, Step
 from tests.sim_cluster.test_cluster_oracle import on_trn1n
 from tests.support.collective_schedules import schedule_time
@@ -168,6 +177,63 @@ def test_a_dead_core_says_who_hangs_and_where() -> None:
     with pytest.raises(SimulationError) as unfolded:
         on_trn1n(Faults(dead_cores=frozenset({77})), folded=False)
     assert str(unfolded.value) == str(caught.value)
+
+
+@pytest.mark.parametrize("kind", FAULT_CLASSES)
+def test_a_core_whose_hardware_fails_ends_the_run_with_the_runtimes_status(kind: str) -> None:
+    fault = FAULT_CLASSES[kind]
+    told = []
+    for folded in (True, False):
+        with pytest.raises(SimulationError) as caught:
+            on_trn1n(Faults(hardware={77: kind}), folded=folded)
+        told.append(str(caught.value))
+    diagnostic = caught.value.diagnostic
+    assert told[0] == told[1] and diagnostic.code == "SW_HARDWARE_FAULT"
+    assert f"core 77 has {fault.says}, {fault.status} ({fault.code}) (rank 77)" in told[0]
+    assert "511 of 512 ranks hang" in diagnostic.message and diagnostic.hint == fault.action
+
+
+def test_statuses_are_those_of_the_runtimes_header() -> None:
+    """nrt_status.h; a hang that is none of these is NRT_TIMEOUT."""
+    found = {kind: (fault.code, fault.status) for kind, fault in FAULT_CLASSES.items()}
+    assert found == {
+        "collectives": (1200, "NRT_EXEC_HW_ERR_COLLECTIVES"),
+        "hbm": (1201, "NRT_EXEC_HW_ERR_HBM_UE"),
+        "sram": (1202, "NRT_EXEC_HW_ERR_NC_UE"),
+        "dma": (1203, "NRT_EXEC_HW_ERR_DMA_ABORT"),
+        "hbm-repairable": (1205, "NRT_EXEC_HW_ERR_REPAIRABLE_HBM_UE"),
+        "compute": (5, "NRT_TIMEOUT"),
+    }
+
+
+def test_a_hang_on_collectives_computes_up_to_its_first() -> None:
+    call = CollectiveCall("all_reduce", ("dp",), DType.F32, (1, 8, 1), "add")
+    macros = [Mark("step"), Start(call, 0), Wait(0)]
+    assert list(heard_of("collectives", macros)) == macros[:1] and not heard_of("hbm", macros)
+    assert heard_of("collectives", macros[:1]) == macros[:1]
+
+
+def test_several_faults_are_told_with_what_helps_against_each() -> None:
+    faults = Faults(hardware={3: "hbm", 5: "hbm-repairable"}, dead_cores=frozenset({77}))
+    with pytest.raises(SimulationError) as caught:
+        on_trn1n(faults, folded=True)
+    told = caught.value.diagnostic
+    assert "(1201), core 5 has" in told.message
+    assert "core 77 is dead (rank 2, 5, 77)" in told.message  # rank 2 is placed on core 3
+    assert "gives it other hardware" in told.hint and "repairs the rows" in told.hint
+
+
+def test_who_waits_for_a_late_core_says_so_every_two_minutes() -> None:
+    assert waiting({}) == waiting({5: 120.0}) == []
+    assert waiting({5: 120.5}) == [(120.0, (5,))]
+    assert waiting({5: 300.0, 9: 130.0}) == [(120.0, (5, 9)), (240.0, (5,))]
+
+
+def test_a_late_core_does_not_change_the_step() -> None:
+    late, _ = on_trn1n(Faults(late_cores={77: 300.0}), folded=True)
+    healthy, _ = on_trn1n(Faults(), folded=True)
+    assert [r.end_ps for r in late] == [r.end_ps for r in healthy]
+    assert Faults(late_cores={77: 300.0}) and Faults(hardware={77: "hbm"}) and not Faults()
 
 
 def test_ranks_as_text() -> None:
