@@ -289,6 +289,29 @@ def _neff_parsers(verbs: Any) -> None:
     verify = tools.add_parser("verify", help="check every checksum, limit and digest")
     verify.add_argument("file", type=Path, help="a .neff file or a bundle directory")
     verify.set_defaults(verb=lazily("neff.neff_tools", "verify", "file"))
+    _neff_run_parser(tools)
+    dump = tools.add_parser("dump", help="calls, kernels and the instructions of every engine")
+    dump.add_argument("file", type=Path)
+    dump.add_argument("--function", default="", help="only this one")
+    dump.add_argument(
+        "--engine", action="append", default=[], choices=_ENGINES, help="only these queues"
+    )
+    _program_flag(dump)
+    names = ("file", "program", "function", "engine")
+    dump.set_defaults(verb=lazily("neff.neff_text", "dump", *names))
+    diff = tools.add_parser("diff", help="how two programs differ; exit code 1 when they do")
+    diff.add_argument("first", type=Path)
+    diff.add_argument("second", type=Path)
+    _program_flag(diff)
+    diff.set_defaults(verb=lazily("neff.neff_text", "diff", "first", "second", "program"))
+    export = tools.add_parser("export", help="one core of a bundle as a single file")
+    export.add_argument("bundle", type=Path, help="a bundle directory")
+    export.add_argument("--core", type=int, default=0)
+    export.add_argument("--output", type=Path, default=Path("file.neff"))
+    export.set_defaults(verb=lazily("neff.neff_files", "export", "bundle", "core", "output"))
+
+
+def _neff_run_parser(tools: Any) -> None:
     run = tools.add_parser("run", help="run one compiled program on one core")
     run.add_argument("file", type=Path)
     run.add_argument(
@@ -330,25 +353,6 @@ def _neff_parsers(verbs: Any) -> None:
     )
     _program_flag(run)
     run.set_defaults(verb=_neff_run)
-    dump = tools.add_parser("dump", help="calls, kernels and the instructions of every engine")
-    dump.add_argument("file", type=Path)
-    dump.add_argument("--function", default="", help="only this one")
-    dump.add_argument(
-        "--engine", action="append", default=[], choices=_ENGINES, help="only these queues"
-    )
-    _program_flag(dump)
-    names = ("file", "program", "function", "engine")
-    dump.set_defaults(verb=lazily("neff.neff_text", "dump", *names))
-    diff = tools.add_parser("diff", help="how two programs differ; exit code 1 when they do")
-    diff.add_argument("first", type=Path)
-    diff.add_argument("second", type=Path)
-    _program_flag(diff)
-    diff.set_defaults(verb=lazily("neff.neff_text", "diff", "first", "second", "program"))
-    export = tools.add_parser("export", help="one core of a bundle as a single file")
-    export.add_argument("bundle", type=Path, help="a bundle directory")
-    export.add_argument("--core", type=int, default=0)
-    export.add_argument("--output", type=Path, default=Path("file.neff"))
-    export.set_defaults(verb=lazily("neff.neff_files", "export", "bundle", "core", "output"))
 
 
 _ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
