@@ -193,6 +193,12 @@ ROWS: tuple[Row, ...] = (
         until="2.13.66",
         source="release notes 2.7.0.40 and 2.13.66 (narrowed to transposes)",
     ),
+    _behaviour(
+        "coalesced_reductions",
+        "2.27.5334",
+        "small reduce-scatters that follow each other are one",
+        source="notes of SDK 2.30",
+    ),
     _behaviour("bool_add_is_or", "2.27.5334", "boolean add is OR", source="notes of SDK 2.30"),
 )
 """Every fact, by subject."""

@@ -43,7 +43,7 @@ from shardwright.orchestrator.compile.compile_log import CompileLog
 from shardwright.orchestrator.compile.compile_partition import buffer_names, with_partitions
 from shardwright.orchestrator.compile.serial_file import Placed, placed
 from shardwright.orchestrator.road.bundling import compiler_version
-from shardwright.sharding.cut.rewrites import COORDINATES
+from shardwright.sharding.cut.rewrites import COALESCED, COORDINATES
 from shardwright.sharding.localize.coordinates import coordinate_axes, coordinate_name
 
 
@@ -206,6 +206,8 @@ def _read(
     _tell_ops(log, "imported", graph)
     with log.stage("passes"):
         passes = (*step_passes(resolved.options), DOUBLES)
+        if profile.has("coalesced_reductions") and module.facts.mesh:
+            passes = (*passes, COALESCED)
         graph = run(step("imported", graph), passes)
         regions = tuple(run(step("imported", one), passes) for one in module.facts.regions)
         module = replace(module, facts=replace(module.facts, regions=regions))

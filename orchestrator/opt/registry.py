@@ -69,6 +69,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             cutting.RING,
             preparing.WITHOUT_PHANTOM,
             cutting.REDUCTIONS_LAST,
+            cutting.COALESCED,
         ),
         "programs": (
             cutting.COORDINATES,

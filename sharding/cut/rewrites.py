@@ -8,7 +8,7 @@ from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.compiler.rewriting.specs import HAVE_GROUPS, NO_CONSTRAINTS, NO_RANKS, without
 from shardwright.sharding import shown
 from shardwright.sharding.cut.host import on_host
-from shardwright.sharding.cut.overlap.buckets import bucketed
+from shardwright.sharding.cut.overlap.buckets import bucketed, coalesced
 from shardwright.sharding.cut.overlap.deferred import hoisted
 from shardwright.sharding.cut.overlap.ends import reduced_in_last, stored_in_first
 from shardwright.sharding.cut.overlap.groups import grouped
@@ -128,6 +128,12 @@ GROUPED = Rewrite(
 )
 BUCKETED = Rewrite(
     "bucketed", bucketed, "collectives that are ready together become one", keeps=PROGRAM
+)
+COALESCED = Rewrite(
+    "coalesced",
+    coalesced,
+    "small reduce_scatters of a file that follow each other become one",
+    keeps=LOCAL,
 )
 SHIFTED = Rewrite(
     "shifted",

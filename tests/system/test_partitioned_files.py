@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardwright.compiler.neff.bundle import read_program
+from shardwright.compiler.neff.reader import Container
 from tests.support.model_files import compile_line, meta_of, run_neff, write_model
 from tests.support.xla import run_ranks
 
@@ -124,6 +126,27 @@ def test_collectives_of_a_module_are_those_of_xla(
         found = run_neff(neff, [parts], level)
         for name, have, want in zip(LINES, found, wanted, strict=True):
             np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-6, err_msg=f"{level} {name}")
+
+
+@pytest.mark.parametrize(("release", "count"), [("", 2), ("2.24.5133", 4)])
+def test_small_reductions_that_follow_each_other_are_one_from_sdk_2_30(
+    release: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the values of one by one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.mlir").write_text(module([scatter([[*range(8)]])] * 2 + [scatter(OUTER)] * 2))
+    profile = f"--compiler-version-profile {release}" if release else ""
+    assert compile_line(f"neuronx-cc compile m.mlir --target trn1 {profile} --output m.neff") == 0
+    program = read_program(Container.open(tmp_path / "m.neff", "program"))
+    calls = [call for f in program.functions for call in f.collectives]
+    parts = np.random.default_rng(6).normal(size=(RANKS, 8, 8)).astype(np.float32)
+    found = run_neff(tmp_path / "m.neff", [parts])
+    every, _, pairs, _ = found
+    np.testing.assert_allclose(every[:, 0], parts.sum(axis=0), rtol=1e-5)
+    both = parts[:4] + parts[4:]
+    np.testing.assert_allclose(pairs, np.concatenate([both[:, :4], both[:, 4:]]), rtol=1e-6)
+    np.testing.assert_array_equal(every, found[1])
+    assert len(calls) == count, [call.name for call in calls]
 
 
 def test_replicas_of_partitions_are_ranks_of_both(

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from shardwright.compiler.ir.cross_stage import consecutive, is_cross_stage
 from shardwright.compiler.ir.facts import resized_dim
-from shardwright.compiler.ir.opdef import make_op
-from shardwright.compiler.ir.ops import ConcatenateAttrs, ReshapeAttrs, SliceAttrs
+from shardwright.compiler.ir.opdef import OPS, Kind, make_op
+from shardwright.compiler.ir.ops import (
+    ConcatenateAttrs,
+    ReduceScatterAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+)
 from shardwright.compiler.ir.rewrite import with_ops, with_regions
 from shardwright.compiler.ir.topological import topological
 from shardwright.compiler.ir.traits import REDUCTIONS_OF_RANKS
@@ -52,9 +57,45 @@ def bucketed_outside(graph: Graph, *, across_loops: bool) -> Graph:
     return with_ops(graph, _ordered(graph.ops, buckets)) if buckets else graph
 
 
-def _buckets(ops: Sequence[Op], most_bytes: int, stretches: Mapping[Op, int]) -> list[list[Op]]:
+SMALL_BYTES = 1 << 20
+"""Of reductions that the compiler of a file joins. Inferred: up to 1 MiB a collective of trn2 is
+one of latency (intra-node collectives page: the mesh algorithm); no page gives the size."""
+
+
+def coalesced(graph: Graph) -> Graph:
+    """`graph`, the program of one rank as a file has it, with small reduce_scatters that follow
+    each other, without a product or loop between them, in one. The graph itself where there are
+    none.
+
+    Source: neuronx-cc coalesces ordered reduce-scatters (release notes of SDK 2.30).
+    """
+    ops = [with_regions(op, tuple(map(coalesced, op.regions))) for op in graph.ops]
+    buckets = _buckets(ops, SMALL_BYTES, _between_products(ops), _is_scatter)
+    return with_ops(graph, _ordered(ops, buckets) if buckets else ops)
+
+
+def _is_scatter(op: Op) -> bool:
+    return isinstance(op.attrs, ReduceScatterAttrs)
+
+
+def _between_products(ops: Sequence[Op]) -> Mapping[Op, int]:
+    """Per op, how many products and loops stand before it."""
+    found: dict[Op, int] = {}
+    passed = 0
+    for op in ops:
+        found[op] = passed
+        passed += bool(op.regions) or OPS[op.name].kind is Kind.CONTRACTION
+    return found
+
+
+def _buckets(
+    ops: Sequence[Op],
+    most_bytes: int,
+    stretches: Mapping[Op, int],
+    shares: Callable[[Op], bool] = moves_state,
+) -> list[list[Op]]:
     """What becomes one, in program order."""
-    sharing = {op for op in ops if _can_share(op, most_bytes)}
+    sharing = {op for op in ops if shares(op) and _can_share(op, most_bytes)}
     moments = dict(_moments(ops, sharing))
     if most_bytes == UNLIMITED:
         moments |= _last_moments(ops, sharing)
@@ -71,8 +112,8 @@ def _buckets(ops: Sequence[Op], most_bytes: int, stretches: Mapping[Op, int]) ->
 
 
 def _can_share(op: Op, most_bytes: int) -> bool:
-    """True for gathers of weights and reductions of gradients that leave room for another."""
-    if not moves_state(op) or is_cross_stage(op) or op.attrs.parts:
+    """True for collectives of whole tensors that leave room for another."""
+    if is_cross_stage(op) or op.attrs.parts:
         return False
     return bool(op.attrs.group_size > 1 and _bytes(op) < most_bytes)
 
