@@ -254,7 +254,20 @@ def run(args: argparse.Namespace) -> int:
             say(f"{point.size_bytes}: {point.time.why}")
     if args.plot:
         say(plot(found))
+    _tell_far(request)
     return code
+
+
+def _tell_far(request: Request) -> None:
+    """Name the pairs of a permute that are no neighbours."""
+    far = what_if(request).far_pairs()
+    if far:
+        pair, links = max(far.items(), key=lambda one: one[1])
+        say(
+            f"warning: pairs that no link joins: {len(far)}, {list(pair)} crosses {links}; the"
+            " vendor's page requires a ring over physical links; they are timed over their routes",
+            err=True,
+        )
 
 
 def _tell_checks(found: Sequence[Point], to_stderr: bool) -> int:

@@ -103,6 +103,21 @@ class WhatIf:
             pairs=self.pairs or default_pairs(groups.size),
         )
 
+    def far_pairs(self) -> dict[tuple[int, int], int]:
+        """The pairs of a permute that no single link joins, with how many links they cross. The
+        vendor's page requires pairs to form a ring over physical links; others are timed over their
+        routes."""
+        if self.kind is not CollectiveKind.COLLECTIVE_PERMUTE:
+            return {}
+        groups = self.replica_groups()
+        topology = cluster_topology(self.target, self.instances)
+        pairs = np.array(self.pairs or default_pairs(groups.size), np.int64).reshape(-1, 2)
+        ranks = np.array(groups.groups[0], np.int64)[pairs]
+        crossed = (topology.route(ranks[:, 0], ranks[:, 1]) >= 0).sum(axis=1)
+        inside = topology.instance_of(ranks[:, 0]) == topology.instance_of(ranks[:, 1])
+        far = np.flatnonzero((crossed > 1) & inside)
+        return {(int(pairs[n, 0]), int(pairs[n, 1])): int(crossed[n]) for n in far}
+
     def counts(self, elements: int) -> np.ndarray:
         """Elements that go from each position to each, [ranks of a group, ranks of a group], of
         buffers of `elements`. Raises CollectiveError for shares of another number of ranks."""

@@ -311,6 +311,15 @@ def test_hosts_are_given_listed_or_allocated(
     assert code == 2 and "requires as many hosts, got 1: slurm-12345-0" in err
 
 
+def test_pairs_that_no_link_joins_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "permute -r 32 -b 1mb --custom-src-target-pairs"
+    ring = json.dumps([[r, (r + 2) % 8] for r in range(0, 8, 2)]).replace(" ", "")  # four chips
+    assert "warning" not in nccom(capsys, f"{line} {ring}")[2]
+    assert "warning" not in nccom(capsys, "permute -r 32 -b 1mb")[2]
+    code, _, err = nccom(capsys, f"{line} [[0,20],[1,3],[2,10]]")
+    assert code == 0 and "warning: pairs that no link joins: 1, [0, 20] crosses 4" in err
+
+
 def test_pairs_in_the_form_of_the_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = [[0, 1], [1, 0], [2, 3], [3, 2], *([n, n] for n in range(4, 8))]
     file = tmp_path / "pairs.json"
