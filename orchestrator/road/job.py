@@ -89,7 +89,7 @@ def _run(
                 timings = time_programs(built, bundle.programs, service, traced=True)
         events = EventLog(job.output.events, service.job)
         for after_s, cores in waiting(built.layout.faults.late_cores):
-            events("waiting", after_s=after_s, cores=list(cores))
+            events("ranks.waiting", after_s=after_s, cores=list(cores))
         with stages.timed("values"):
             compared = _values(built, bundle, progress, events, other)
     sizes = program_sizes(bundle)
