@@ -40,11 +40,15 @@ class Module:
 class Asked:
     """How a file is read: `as_step` the training step of a program of torch's; of an ONNX model
     `file` is its path, beside which files of its weights lie, and `input_shape` says sizes of dims
-    that it leaves open."""
+    that it leaves open. `generation` is that of the NeuronCore it is compiled for (none: of any),
+    `fp8_as_e4m3` whether f8E4M3FN is taken as f8E4M3 there.
+    """
 
     as_step: bool = False
     file: str = MODULE_FILE
     input_shape: str = ""
+    generation: str = ""
+    fp8_as_e4m3: bool = False
 
 
 AS_IT_IS = Asked()

@@ -154,8 +154,10 @@ def _answer(data: bytes, base_dir: str, version: str, asked: tuple[Any, ...]) ->
     from shardwright.compiler.frontend.detect import import_file
     from shardwright.compiler.frontend.rules.restrictions import checks_for
 
+    given = Asked(*asked)
+    checks = checks_for(Profile(version), given.generation, given.fp8_as_e4m3)
     try:
-        graph, module = import_file(data, base_dir, checks_for(Profile(version)), Asked(*asked))
+        graph, module = import_file(data, base_dir, checks, given)
         return {
             "graph": dump(graph, with_locs=True),
             "form": module.form,

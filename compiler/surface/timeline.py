@@ -158,6 +158,13 @@ ROWS: tuple[Row, ...] = (
         since="2.6.0.19",
         text="TopK in sampling mode; the table never got a row",
     ),
+    Row(
+        subject=Subject.CALL,
+        name="QuantizeMX",
+        since="2.27.5334",
+        text="microscaling: QuantizeMX and block-scaled dots, on trn3",
+        source=f"{_ERRORS} EVRF036 to 058, first in 07/2026 (inferred)",
+    ),
     *map(_type, ("f8E4M3", "f8E4M3FN", "f8E5M2")),
     # What graphs mean and where they are refused.
     _behaviour("pow_any_exponent", "2.3.0.4", "Pow takes any integer or float exponent"),

@@ -189,7 +189,12 @@ def _read(
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
     with log.stage("import"):
-        asked = Asked(file=str(file), input_shape=resolved.command.input_shape)
+        asked = Asked(
+            file=str(file),
+            input_shape=resolved.command.input_shape,
+            generation=resolved.command.target.core.generation,
+            fp8_as_e4m3=resolved.options.experimental_unsafe_fp8e4m3fn_as_fp8e4m3,
+        )
         profile = resolved.command.profile
         graph, module = reader.read(data, os.getcwd(), profile, str(file), asked)
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")

@@ -15,7 +15,7 @@ from typing import NoReturn
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.callbacks import CALLBACKS
 from shardwright.compiler.frontend.mlir import call_target
-from shardwright.compiler.frontend.rules import gspmd, host, resize
+from shardwright.compiler.frontend.rules import gspmd, host, microscaling, resize
 from shardwright.compiler.frontend.rules import vendor_calls as calls
 from shardwright.compiler.frontend.rules.registry import Maker, Rule, Site, Values, imports, refuse
 from shardwright.compiler.frontend.rules.sort import approx_top_k
@@ -98,6 +98,8 @@ COMPOSITES: dict[str, Rule] = {
     "ResizeNearest": resize.nearest,
     "ResizeNearestGrad": resize.nearest_grad,
     host.ANNOTATION: host.placement,
+    microscaling.QUANTIZE: microscaling.quantize,
+    microscaling.SCALED_DOT: microscaling.scaled_dot,
     "SPMDFullToShardShape": gspmd.annotation,
     "SPMDShardToFullShape": gspmd.annotation,
     "Sharding": gspmd.annotation,
