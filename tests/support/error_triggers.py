@@ -6,8 +6,11 @@ the whole module or to the command line. `patched` shrinks a limit, so that a sm
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.dtypes import DType
@@ -253,6 +256,32 @@ def scaled_dot(
     )
 
 
+def kernel(name: str, *shapes: str, **fields: str) -> Trigger:
+    """A call of a kernel of NKI, as front ends write it."""
+    text = base64.b64encode(json.dumps({"func_name": name, **fields}).encode()).decode()
+    types = [f"tensor<{shape}>" for shape in shapes]
+    names = [f"%a{i}" for i in range(len(types))]
+    call = f"stablehlo.custom_call @AwsNeuronCustomNativeKernel({', '.join(names)})"
+    return Trigger(
+        one(
+            f'{call} {{backend_config = "{text}"}} : ({", ".join(types)}) -> {types[0]}',
+            ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True)),
+            types[0],
+        )
+    )
+
+
+TRACED = {"kernel_file": str(Path(__file__).resolve()), "nki_version": "0.3.0"}
+"""What a call says of an artifact that is there."""
+MARKED_TUPLE = module(
+    "%a: tensor<4xf32>",
+    "tensor<4xf32>",
+    f"%t = stablehlo.tuple %a, %a : tuple<tensor<4xf32>, tensor<4xf32>> {AT}",
+    '%m = stablehlo.custom_call @"NeuronBoundaryMarker-Start"(%t) :'
+    f" (tuple<tensor<4xf32>, tensor<4xf32>>) -> tuple<tensor<4xf32>, tensor<4xf32>> {AT}",
+    "%r = stablehlo.get_tuple_element %m[0] :"
+    f" (tuple<tensor<4xf32>, tensor<4xf32>>) -> tensor<4xf32> {AT}",
+)
 BATCHES = ('"lhs_batch_dimensions": [0], "rhs_batch_dimensions": [0]', "3x4x16xui32", "2x4x16xui32")
 
 
@@ -354,6 +383,10 @@ TRIGGERS: dict[str, Trigger] = {
     "NCC_EVRF061": Trigger(call=over_cores("all_reduce")),
     "NCC_EVRF062": Trigger(integer("power", "i64"), "--implicit-integer-downcast none"),
     "NCC_EVRF063": Trigger(call=over_cores("reduce_scatter")),
+    "NCC_ETUP002": Trigger(MARKED_TUPLE),
+    "NCC_EBIR023": kernel("my.mlp_kernel", "8x64xf32", "64x4224xf32", "4224x64xf32", **TRACED),
+    "NCC_EVRF059": kernel("attend", "4xf32", kernel_file="/nowhere/1f2e/attend", nki_version="0.3"),
+    "NCC_EVRF065": kernel("attend", "4xf32", kernel_file=TRACED["kernel_file"]),
     "NCC_EVRF036": mx_quantize("none"),
     "NCC_EVRF037": mx_quantize(count=2),
     "NCC_EVRF038": mx_quantize(x="2x4x64xbf16", config=', "dim": 0'),
