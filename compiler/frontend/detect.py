@@ -96,13 +96,17 @@ def import_file(
     base_dir: str | None = None,
     checks: Mapping[str, Check] | None = None,
     asked: Asked = AS_IT_IS,
+    known_indices: bool = True,
 ) -> tuple[Graph, Module]:
-    """The graph of a model file, and what was in the file (see `read_module`).
+    """The graph of a model file, and what was in the file (see `read_module`). Constant indices out
+    of bounds are left to those who run it where `known_indices` is off.
 
     Raises: ImportRuleError, as `read_module` and `import_module`.
     """
     module = read_module(data, asked)
-    graph, facts = import_partition(module.stablehlo, base_dir=base_dir, checks=checks)
+    graph, facts = import_partition(
+        module.stablehlo, base_dir=base_dir, checks=checks, known_indices=known_indices
+    )
     return graph, replace(module, facts=facts)
 
 

@@ -171,6 +171,11 @@ def _operands(instr: Instr, tiles: Sequence[Tile], tensors: Sequence[Tensor]) ->
     return Operands(patterns, dtypes, op)
 
 
+def tensor_cycles(instr: Instr, tiles: Sequence[Tile], tensors: Sequence[Tensor]) -> float:
+    """Cycles of the tensor engine that an instruction of it takes, by what it moves."""
+    return _tensor_cycles(instr, _operands(instr, tiles, tensors))
+
+
 def _tensor_cycles(instr: Instr, o: Operands) -> float:
     """OLD: matmul max(min(64, N_stationary), N_moving), transpose max(P, min(64, F)); fp32 in four
     passes."""

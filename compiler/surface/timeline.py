@@ -181,6 +181,12 @@ ROWS: tuple[Row, ...] = (
         source="release notes of SDK 2.29; error pages EVRF056 and ESMP002",
     ),
     _behaviour(
+        "indirect_access_refused",
+        "2.13.66",
+        "indirect loads and saves that are not contiguous per partition are refused",
+        source="release notes of 04/2024, known issues; no later notes withdraw it (inferred)",
+    ),
+    _behaviour(
         "dynamic_update_index",
         "2.14.213",
         "DynamicUpdateSlice takes a computed index",

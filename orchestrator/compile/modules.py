@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import CompileError, Diagnostic, UsageError
 from shardwright.compiler.driver import Observer, compile_graph
 from shardwright.compiler.frontend.context import module_text
 from shardwright.compiler.frontend.detect import Asked, Module
@@ -177,6 +177,7 @@ def finished(opened: OpenModule, program: Program, resolved: Resolved, log: Comp
     memory = budget.check_program_memory(program, watch.limit_bytes)
     log.say("info", f"estimated instruction count: {watch.instructions}")
     log.say("info", f"HBM: {memory}; limit {watch.limit_bytes} bytes")
+    log.say("info", opened.watch.transposes)
     ops = sum(count_ops(opened.graph).values())
     log.say("info", f"{ops} operators, {flops(opened.graph)} flops; -O1 compiles faster than -O2")
     meta = _meta(opened, program, resolved)
@@ -204,7 +205,7 @@ def _read(
         findings = list(module.facts.findings)
         for one in (graph, *module.facts.regions):
             findings += (*doubles_narrowed(one, resolved.options), *downcasts(one))
-            findings += crosswise_windows(one)
+            findings += _windows(one, profile)
         for finding in findings:
             log.say("warning", finding.render())
     note("captured", lambda: module_text(module.stablehlo), "mlir")
@@ -222,6 +223,16 @@ def _read(
         log.say("info", f"{file}: partitioned by its own shardings over {shown}")
     log.dot()
     return graph, module
+
+
+def _windows(graph: Graph, profile: Profile) -> list[Diagnostic]:
+    """What is to say of windows that are no runs of memory. Raises CompileError where a release is
+    asked for that refuses them."""
+    found = crosswise_windows(graph)
+    for d in found if not profile.is_own and profile.has("indirect_access_refused") else ():
+        hint = f"{d.hint}, or name no --compiler-version-profile"
+        raise CompileError(d.code, d.message.replace("may refuse", "refuses"), d.loc, hint)
+    return found
 
 
 def _tell_ops(log: CompileLog, when: str, graph: Graph) -> None:
@@ -248,6 +259,7 @@ class Watch(Observer):
     def __init__(self, resolved: Resolved, log: CompileLog) -> None:
         target = resolved.command.target
         self.limit_bytes = target.limit_bytes
+        self._tensor_work: list[tuple[float, float]] = []  # cycles of functions, of transposes
         self._counts: dict[str, int] = {}  # instructions of functions, by what they are called
         self._resolved = resolved
         self._log = log
@@ -256,6 +268,13 @@ class Watch(Observer):
     def instructions(self) -> int:
         """Instructions of all functions."""
         return sum(self._counts.values())
+
+    @property
+    def transposes(self) -> str:
+        """How much of what the tensor engine does, over all functions, is transposes."""
+        total, transposes = map(sum, zip((0.0, 0.0), *self._tensor_work, strict=True))
+        share = transposes / total if total else 0.0
+        return f"transposes are {share:.1%} of the work of the tensor engine"
 
     @property
     def largest(self) -> str:
@@ -278,6 +297,7 @@ class Watch(Observer):
         budget.check_operator_instructions([function], options.optlevel, called)
         count = budget.function_instructions(function, options.optlevel)
         self._counts[called] = count
+        self._tensor_work.append(budget.tensor_work(function))
         self._log.say("info", f"{unit.name}: {len(function.kernels)} kernels, {count} instructions")
         for number, kernel in enumerate(chain.from_iterable(function.subgraphs)):
             made = budget.count_instructions(kernel.body, unrolled=options.optlevel > 1)

@@ -173,7 +173,7 @@ class _InProcess:
     ) -> tuple[Graph, Module]:
         """The graph of a module, and what was in it."""
         checks = checks_for(profile, asked.generation, asked.fp8_as_e4m3)
-        return import_file(data, base_dir, checks, asked)
+        return import_file(data, base_dir, checks, asked, profile.has("constant_index_check"))
 
 
 @dataclass(slots=True)
