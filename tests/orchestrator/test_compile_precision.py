@@ -61,7 +61,7 @@ def test_the_types_of_casts_are_ranked_by_their_errors(tmp_path: Path) -> None:
     """None before tf32, fp16 and bf16; products alone before everything. The elements of a third of
     the rows are below the normal numbers of fp16, which is all that tells it from tf32."""
     x, y = normal(12, 40), normal(40, 8, seed=1) * np.float32(0.1)
-    x[::3] *= 2.0**-18
+    x[::3] *= 2.0**-14
     exact = (x.astype(np.float64) * 0.7 @ y) / 3
 
     def error(flags: str) -> float:
