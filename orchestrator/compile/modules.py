@@ -204,7 +204,8 @@ def _read(
             check_types(one, resolved.command.profile)
         findings = list(module.facts.findings)
         for one in (graph, *module.facts.regions):
-            findings += (*doubles_narrowed(one, resolved.options), *downcasts(one))
+            findings += doubles_narrowed(one, resolved.options)
+            findings += downcasts(one, resolved.options, asked.generation)
             findings += _windows(one, profile)
         for finding in findings:
             log.say("warning", finding.render())
