@@ -206,6 +206,12 @@ ROWS: tuple[Row, ...] = (
         until="2.13.66",
         source="release notes 2.7.0.40 and 2.13.66 (narrowed to transposes)",
     ),
+    _behaviour(
+        "one_hot_gather",
+        "2.27.5334",
+        "a one-hot matrix times a table is a gather",
+        source="notes of SDK 2.32",
+    ),
     _behaviour("bool_add_is_or", "2.27.5334", "boolean add is OR", source="notes of SDK 2.30"),
 )
 """Every fact, by subject."""

@@ -33,7 +33,7 @@ from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.passes.doubles import doubles_narrowed
 from shardwright.compiler.passes.indices import crosswise_windows
 from shardwright.compiler.passes.integers import downcasts
-from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
+from shardwright.compiler.passes.pipeline import DOUBLES, ONE_HOT, step_passes
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
@@ -212,7 +212,8 @@ def _read(
     note("captured", lambda: module_text(module.stablehlo), "mlir")
     _tell_ops(log, "imported", graph)
     with log.stage("passes"):
-        passes = (*step_passes(resolved.options), DOUBLES)
+        gathers = not profile.is_own and profile.has("one_hot_gather")
+        passes = (*((ONE_HOT,) if gathers else ()), *step_passes(resolved.options), DOUBLES)
         graph = run(step("imported", graph), passes)
         regions = tuple(run(step("imported", one), passes) for one in module.facts.regions)
         module = replace(module, facts=replace(module.facts, regions=regions))
