@@ -27,6 +27,7 @@ from shardwright.compiler.neff.listing import function_lines
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.outline import Outlined, outline_programs
 from shardwright.compiler.outline.unit import Unit, pack_function, read_payload, unpack_function
+from shardwright.compiler.passes.integers import computes_64_bits
 from shardwright.compiler.passes.pipeline import unit_passes
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import Rewrite, run
@@ -71,6 +72,8 @@ def compile_function(payload: bytes, target: str, options: CompileOptions = DEFA
 def _compiled(
     graph: Graph, signature: Signature, machine: Target, options: CompileOptions
 ) -> Function:
+    if not computes_64_bits(options, machine.core.generation):
+        options = replace(options, native_int64="default")
     graph = run(graph, unit_passes(options, machine.core.generation))
     core = LogicalCore(machine, options)
     fixpoint = lower_to_fixpoint(graph, signature, options, core)

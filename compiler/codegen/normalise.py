@@ -55,15 +55,15 @@ def normalise(program: KernelProgram) -> Domain:
 
 
 _WIDE_INTEGERS = (DType.I64, DType.U64)
+_LOW_BITS = (DType.I32, DType.U32)
+"""What a DMA makes of a wide integer: it drops the high bits."""
 
 
 def _require_types(domain: Domain) -> None:
-    """Refuse fp64, and arithmetic on 64-bit integers; a DMA moves those and converts them."""
-    users = domain.users()
-    for number, value in enumerate(domain.values):
-        moved = value.op == "load" and _only_stored(domain, users.get(number, ()))
-        wide = value.dtype in _WIDE_INTEGERS and not moved
-        if (wide or value.dtype is DType.F64) and value.op not in STORES:
+    """Refuse fp64, which no engine has. 64-bit integers are only here where the machine computes
+    them (`lower/narrow.py`)."""
+    for value in domain.values:
+        if value.dtype is DType.F64 and value.op not in STORES:
             raise CompileError(
                 "SW_CODEGEN_DTYPE",
                 f"kernel {domain.name} requires element types up to 32 bits, got {value.op} of"
@@ -173,7 +173,7 @@ def _fold_converts(domain: Domain) -> list[Value]:
             and len(users[value.inputs[0]]) == 1
             and source.dtype.is_float
             and value.dtype.is_float
-        ) or (source.op == "load" and source.dtype in _WIDE_INTEGERS):
+        ) or (source.op == "load" and source.dtype in _WIDE_INTEGERS and value.dtype in _LOW_BITS):
             values[n] = replace(source, dtype=value.dtype)
     return values
 

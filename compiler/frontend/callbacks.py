@@ -18,6 +18,8 @@ CALLBACKS = frozenset(
     for place in ("cpu", "gpu")
 )
 """Targets of the custom calls that JAX lowers callbacks to."""
+DEVICE_PRINT = "AwsNeuronDevicePrint"
+"""The vendor's call that prints operands while a device runs."""
 
 
 def is_dropped(op: Any) -> bool:
@@ -26,7 +28,23 @@ def is_dropped(op: Any) -> bool:
 
 
 def dropped_callbacks(module: Any, locations: LocationReader) -> tuple[Diagnostic, ...]:
-    """The warning about callbacks that are left out of `module`; its context must be entered."""
+    """Warnings about callbacks and prints that are left out of `module`; its context must be
+    entered."""
+    return (*_left_out(module, locations), *_unprinted(module, locations))
+
+
+def _unprinted(module: Any, locations: LocationReader) -> tuple[Diagnostic, ...]:
+    """The warning about values that a device would print."""
+    found = [op for op in all_ops(module) if call_target(op) == DEVICE_PRINT]
+    if not found:
+        return ()
+    message = f"{DEVICE_PRINT} prints nothing: its operands are passed on as they are"
+    hint = "return the value as an output to see it"
+    place = locations.read(found[0].location)
+    return (Diagnostic("SW_CALLBACK_DROPPED", message, place, hint, "warning"),)
+
+
+def _left_out(module: Any, locations: LocationReader) -> tuple[Diagnostic, ...]:
     places = [locations.read(op.location) for op in all_ops(module) if is_dropped(op)]
     if not places:
         return ()

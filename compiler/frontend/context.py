@@ -15,6 +15,7 @@ from typing import Any
 from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.frontend.locations import MODULE_FILE, UNNAMED, LocationReader
 from shardwright.compiler.frontend.mlir import all_ops
+from shardwright.compiler.frontend.rules import collective_matmul
 from shardwright.compiler.frontend.rules.registry import Check, RefusedError
 from shardwright.compiler.frontend.rules.respell import respell
 from shardwright.compiler.ir.printer_ops import CHLO_OPS, MEANT, STAND_INS
@@ -74,6 +75,7 @@ def legalize_chlo(module: Any, checks: Mapping[str, Check] = _NO_CHECKS) -> None
     from jaxlib.mlir._mlir_libs import _stablehlo
 
     respell(module)
+    collective_matmul.spell_out(module)
     _stablehlo.register_stablehlo_passes()
     if not _WITH_SIZES.isdisjoint(op.name for op in all_ops(module)):
         passmanager.PassManager.parse(_SIZES_PIPELINE).run(module.operation)

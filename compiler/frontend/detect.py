@@ -40,11 +40,15 @@ class Module:
 class Asked:
     """How a file is read: `as_step` the training step of a program of torch's; of an ONNX model
     `file` is its path, beside which files of its weights lie, and `input_shape` says sizes of dims
-    that it leaves open."""
+    that it leaves open. `generation` is that of the NeuronCore it is compiled for (none: of any),
+    `fp8_as_e4m3` whether f8E4M3FN is taken as f8E4M3 there.
+    """
 
     as_step: bool = False
     file: str = MODULE_FILE
     input_shape: str = ""
+    generation: str = ""
+    fp8_as_e4m3: bool = False
 
 
 AS_IT_IS = Asked()
@@ -92,13 +96,17 @@ def import_file(
     base_dir: str | None = None,
     checks: Mapping[str, Check] | None = None,
     asked: Asked = AS_IT_IS,
+    known_indices: bool = True,
 ) -> tuple[Graph, Module]:
-    """The graph of a model file, and what was in the file (see `read_module`).
+    """The graph of a model file, and what was in the file (see `read_module`). Constant indices out
+    of bounds are left to those who run it where `known_indices` is off.
 
     Raises: ImportRuleError, as `read_module` and `import_module`.
     """
     module = read_module(data, asked)
-    graph, facts = import_partition(module.stablehlo, base_dir=base_dir, checks=checks)
+    graph, facts = import_partition(
+        module.stablehlo, base_dir=base_dir, checks=checks, known_indices=known_indices
+    )
     return graph, replace(module, facts=facts)
 
 

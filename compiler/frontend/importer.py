@@ -73,6 +73,7 @@ class Importer:
         ] = {}  # producers of single elements and splats, for trip counts and identities
         self.generators = 0  # `rng` ops met so far: the key of the next one
         self.words: dict[Value, Value] = {}  # 64-bit values -> their 32-bit words, low first
+        self.formats: dict[Value, DType] = {}  # packed MX data -> the type of its elements
         self.functions = functions_of(module)
         self._types: dict[Any, TensorType] = {}
         self._templates: dict[str, Graph] = {}

@@ -33,7 +33,7 @@ from shardwright.compiler.frontend.stablehlo import Facts
 from shardwright.compiler.ir.ops import ShardingConstraintAttrs
 from shardwright.compiler.ir.serialize import dump, load
 from shardwright.compiler.ir.types import Graph
-from shardwright.compiler.support.child import Child, serve
+from shardwright.compiler.support.child import Child, ending, serve
 from shardwright.compiler.surface.releases import Profile
 
 TIMEOUT_S = 1800.0
@@ -103,7 +103,6 @@ class Reader:
 
 def _crashed(status: int, said: str) -> ImportRuleError:
     """What to tell about a child that ended with a status and its last words."""
-    how = f"status {status}" if status >= 0 else signal.Signals(-status).name
     advice = "the module is damaged or made by another release: dump it again"
     if status == -signal.SIGKILL:
         advice = "the host ran out of memory or somebody killed the reader: try again"
@@ -111,7 +110,7 @@ def _crashed(status: int, said: str) -> ImportRuleError:
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return ImportRuleError(
         "SW_READER_CRASH",
-        f"XLA ended with {how} while it read the module" + (f": {last}" if last else ""),
+        f"XLA ended with {ending(status)} while it read the module" + (f": {last}" if last else ""),
         hint=advice,
     )
 
@@ -154,8 +153,11 @@ def _answer(data: bytes, base_dir: str, version: str, asked: tuple[Any, ...]) ->
     from shardwright.compiler.frontend.detect import import_file
     from shardwright.compiler.frontend.rules.restrictions import checks_for
 
+    given, profile = Asked(*asked), Profile(version)
+    checks = checks_for(profile, given.generation, given.fp8_as_e4m3)
     try:
-        graph, module = import_file(data, base_dir, checks_for(Profile(version)), Asked(*asked))
+        known = profile.has("constant_index_check")
+        graph, module = import_file(data, base_dir, checks, given, known)
         return {
             "graph": dump(graph, with_locs=True),
             "form": module.form,

@@ -73,6 +73,11 @@ class LocationReader:
         self._joined: dict[tuple[Loc, Loc], Loc] = {}
         self._interned: dict[Loc, Loc] = {}
 
+    @property
+    def base(self) -> str:
+        """The folder that paths are relative to."""
+        return self._base
+
     def read(self, location: Any) -> Loc:
         """The `Loc` of an MLIR location."""
         key = location.attr

@@ -77,10 +77,11 @@ def import_partition(
     *,
     base_dir: str | None = None,
     checks: Mapping[str, Check] | None = None,
+    known_indices: bool = True,
 ) -> tuple[Graph, Facts]:
     """As `import_module`, of a module that is the program of one rank: its collectives stay, over
     the mesh of its replica groups. `checks` see every op of their name before its rule and may
-    refuse it.
+    refuse it; constant indices are refused unless `known_indices` is off.
     """
     locations = LocationReader(base_dir)
     regions: list[Graph] = []
@@ -97,7 +98,7 @@ def import_partition(
     def ranks_of(module: Any) -> RankMesh:
         return read_ranks(module, locations)
 
-    return _imported(source, read, base_dir, checks, ranks_of, regions)
+    return _imported(source, read, base_dir, checks, ranks_of, regions, known_indices)
 
 
 def import_with_shardings(
@@ -114,6 +115,7 @@ def _imported(
     checks: Mapping[str, Check] | None = None,
     ranks_of: Callable[[Any], RankMesh] | None = None,
     regions: list[Graph] | None = None,
+    known_indices: bool = True,
 ) -> tuple[Graph, T]:
     """The graph of `source`, and what `read` finds in its module."""
     with make_context():
@@ -126,7 +128,7 @@ def _imported(
             module, base_dir=base_dir, checks=checks, ranks=ranks, regions=regions
         )
         found = read(module, graph, ranks or whole(module, LocationReader(base_dir)))
-    for one in (graph, *(regions or ())):
+    for one in (graph, *(regions or ())) if known_indices else ():
         check_indices(one)
     return graph, found
 

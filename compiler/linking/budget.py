@@ -12,14 +12,15 @@ count models the documented limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 
 from shardwright.compiler.diagnostics import CapacityError, CompileError, Loc
 from shardwright.compiler.ir.facts import pairing
 from shardwright.compiler.ir.types import Graph, Op
-from shardwright.compiler.isa.program import Function, Instr, Loop, Program, calls_of
+from shardwright.compiler.isa.costs import tensor_cycles
+from shardwright.compiler.isa.program import Engine, Function, Instr, Loop, Program, calls_of
 from shardwright.compiler.linking.residency import constant_bytes
 from shardwright.compiler.lower.task import ORDINAL_FILE
 
@@ -180,6 +181,26 @@ def count_instructions(body: Sequence[Instr | Loop], unrolled: bool) -> int:
         else:
             total += 1
     return total
+
+
+def tensor_work(function: Function) -> tuple[float, float]:
+    """Cycles of the tensor engine (without waiting), of which of transposes: the second."""
+    total = transposes = 0.0
+    for kernel in chain.from_iterable(function.subgraphs):
+        for instr, times in _of_tensor_engine(kernel.body, 1):
+            cycles = times * tensor_cycles(instr, kernel.tiles, function.tensors)
+            total += cycles
+            transposes += cycles if instr.opcode == "transpose" else 0.0
+    return total, transposes
+
+
+def _of_tensor_engine(body: Sequence[Instr | Loop], times: int) -> Iterator[tuple[Instr, int]]:
+    """Every instruction of the tensor engine, and how often it is issued."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield from _of_tensor_engine(item.body, times * item.trip)
+        elif item.engine is Engine.TENSOR and item.opcode in ("matmul", "transpose"):
+            yield item, times
 
 
 def check_graph_instructions(graph: Graph, limit: int, optlevel: int) -> None:

@@ -37,6 +37,7 @@ from shardwright.compiler.lower.rewrites import (
     HALVED,
     LOWERING,
     MADE_ONCE,
+    NATIVE_LOWERING,
     REMAT_ACROSS_KERNELS,
     SINK_TRANSPOSES,
 )
@@ -122,7 +123,7 @@ def lower_to_fixpoint(
     `oracle` times kernels, so that merges can be refused for being slow; without one every legal
     merge is kept. Raises CompileError for what the target cannot do, with the op's location.
     """
-    graph = run(graph, LOWERING)
+    graph = run(graph, NATIVE_LOWERING if options.native_int64 == "enabled" else LOWERING)
     _check_sizes(graph)
     budget = budget or policy_of(options).budget
     alone = _softmax_operators(graph, options)

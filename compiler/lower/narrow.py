@@ -1,4 +1,5 @@
-"""64-bit integers are computed with their low 32 bits: the machine has no wider ones.
+"""64-bit integers are computed with their low 32 bits, unless a machine is asked for all of them
+(`--native-int64 enabled`, from trn2 on: then this does not run).
 
 Inputs and outputs of a function keep their type in memory; a DMA drops or extends the high bits.
 Source: data-type notes of neuronx-cc (int64 through 2.26, and always on trn1 and inf2).

@@ -70,6 +70,9 @@ LANDED = Rewrite(
 
 LOWERING: tuple[Rewrite[Graph, ..., Graph], ...] = (WINDOWS, NARROW, EXPAND, CANONICAL, LANDED)
 
+NATIVE_LOWERING = tuple(rewrite for rewrite in LOWERING if rewrite is not NARROW)
+"""Of machines that compute 64-bit integers where they are asked to."""
+
 SINK_TRANSPOSES = Rewrite(
     "sink_transposes",
     sink_transposes,

@@ -1,6 +1,7 @@
 """`sort` before lowering: selections of the first few, or a network of compare-and-exchange.
 
-Keys become 32-bit integers in ascending order, whatever the element type and direction. The first
+Keys become 32-bit integers (64-bit ones where the machine computes those) in ascending order,
+whatever the element type and direction. The first
 few elements of a sort (top_k) are found one at a time by reductions. Everything else goes through
 Batcher's bitonic network, each stage of which is an elementwise op over two strided views: the
 number of stages grows with the square of log n, for any n and any dim.
@@ -12,6 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.facts import counted_dim
 from shardwright.compiler.ir.ops import SliceAttrs
@@ -21,6 +24,16 @@ from shardwright.compiler.lower.level import Site
 MAX_ROUNDS = 8  # elements up to which selecting one after the other is taken (our choice)
 _LAST = 2**31 - 1  # no key comes after this one
 _SIGN = 31
+_SIGNED = {DType.U32: DType.I32, DType.U64: DType.I64}
+
+
+def _last(dtype: DType) -> int:
+    """No key of a type comes after this one."""
+    return int(np.iinfo(dtype.numpy).max)
+
+
+def _lowest(dtype: DType) -> int:
+    return int(np.iinfo(dtype.numpy).min)
 
 
 def sort(b: Site, op: Op) -> Sequence[Value]:
@@ -65,12 +78,15 @@ class _Sorter:
     # keys
 
     def _key(self, operand: int, direction: str, order: str) -> Value:
-        """[rows, n] i32 that ascend as the operand is to be sorted."""
+        """[rows, n] i32 (i64 of 64-bit integers) that ascend as the operand is to be sorted."""
         b, value = self.b, self._to_rows(self.op.operands[operand])
         if value.type.dtype.is_float:
             key = self._float_key(value, order)
-        elif value.type.dtype is DType.U32:
-            key = b.op("xor", b.bits(value), -(2**31))
+        elif value.type.dtype in _SIGNED:
+            signed = _SIGNED[value.type.dtype]
+            key = b.op("xor", b.bits(value, signed), _lowest(signed))
+        elif value.type.dtype is DType.I64:
+            key = value
         else:
             key = b.convert(value, DType.I32)
         return b.op("not", key) if direction == "GT" else key
@@ -104,9 +120,9 @@ class _Sorter:
             key = b.op("not", key)
         if dtype.is_float:
             return b.bits(self._flip(key), dtype)
-        if dtype is DType.U32:
-            return b.bits(b.op("xor", key, -(2**31)), dtype)
-        return b.convert(key, dtype)
+        if dtype in _SIGNED:
+            return b.bits(b.op("xor", key, _lowest(key.type.dtype)), dtype)
+        return b.as_type(key, dtype)
 
     def _is_count(self, value: Value) -> bool:
         """Whether an operand counts positions along the sorted dim."""
@@ -143,7 +159,7 @@ class _Sorter:
         b, (key,) = self.b, self.op.attrs.keys
         keys = self._key(*key)
         place = b.iota(keys.type.shape, 1)
-        last = b.splat(_LAST, keys)
+        last, nowhere = b.splat(_last(keys.type.dtype), keys), b.splat(_LAST, place)
         taken: Value | None = None
         best: list[Value] = []
         where: list[Value] = []
@@ -153,7 +169,7 @@ class _Sorter:
             hit = b.compare(left, self._spread(best[-1]), "EQ")
             if taken is not None:
                 hit = b.op("and", hit, b.op("not", taken))
-            where.append(b.reduce(b.op("select", hit, place, last), "min", (1,)))
+            where.append(b.reduce(b.op("select", hit, place, nowhere), "min", (1,)))
             now = b.compare(place, self._spread(where[-1]), "EQ")
             taken = now if taken is None else b.op("or", taken, now)
         for i, result in enumerate(self.op.results):
@@ -182,7 +198,8 @@ class _Sorter:
     def network(self) -> list[Value]:
         """All elements by a bitonic network; positions break ties, so that the sort is stable."""
         length = 1 << (self.n - 1).bit_length()
-        keys = [self._padded(self._key(*key), length, _LAST) for key in self.op.attrs.keys]
+        keys = [self._key(*key) for key in self.op.attrs.keys]
+        keys = [self._padded(key, length, _last(key.type.dtype)) for key in keys]
         operands = list(enumerate(self.op.operands))
         counts = [i for i, v in operands if self._is_count(v)]
         carried = [i for i, _ in operands if not (self._is_invertible(i) or i in counts)]

@@ -58,6 +58,14 @@ def function_lines(
             yield from _kernel(number, kernel, locations, engines)
 
 
+def engine_lines(
+    function: Function, core: int, engine: Engine, locations: Sequence[tuple[str, int, str]]
+) -> Iterator[str]:
+    """What one queue of one physical core does in a function, kernel by kernel."""
+    for number, kernel in enumerate(function.subgraphs[core]):
+        yield from _kernel(number, kernel, locations, [engine])
+
+
 def _buffer(buffer: ProgramBuffer) -> str:
     place = f"arena+{buffer.offset_bytes}" if buffer.kind == "arena" else buffer.name
     place += " on the host" if buffer.kind == "host" else ""

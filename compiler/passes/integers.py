@@ -4,8 +4,8 @@ Products and sums of integers in `dot`, computing scatters, reducing collectives
 go through fp32 and are exact up to 2^24 only. `--implicit-integer-downcast` lists where that is
 accepted; anywhere else it is an error. Source: the option's entry of the neuronx-cc command-line
 reference and the error pages EVRF035, 060, 061, 062, 063. 64-bit integers are computed with 32
-bits: harmless where the range of a value is known to fit, else a warning, or with
-`--native-int64 enabled`, which promises all 64 bits, an error where it has an effect.
+bits: harmless where the range of a value is known to fit, else a warning. With `--native-int64
+enabled` they are computed as they are, from trn2 on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwright.compiler.ir.combinations import ELEMENTWISE_OF, EXTREMES
 from shardwright.compiler.ir.facts import combination, pairing, stored
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
-from shardwright.compiler.options import CompileOptions
+from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.ranges import integer_ranges
 from shardwright.compiler.support.intervals import Interval, limits
@@ -34,13 +34,14 @@ def permitted(setting: str) -> frozenset[str]:
     return frozenset(() if setting == "none" else setting.split(","))
 
 
+def computes_64_bits(options: CompileOptions, generation: str) -> bool:
+    """Whether 64-bit integers are computed as such: by choice, from trn2 on (documented)."""
+    return options.native_int64 == "enabled" and generation not in ("v1", "v2")
+
+
 def check_integers(graph: Graph, options: CompileOptions, generation: str) -> Graph:
     """The graph as it is. Raises CompileError for an integer operation that is not accepted."""
     allowed = permitted(options.implicit_integer_downcast)
-    native = options.native_int64 == "enabled" and generation != "v2"
-    for op in wide_operations(graph) if native else ():
-        message = f"{op.name} requires integers known to fit 32 bits, got {_wide_type(op)}"
-        raise CompileError("SW_INT64", message, op.loc, _ADVICE)
     for op in graph.walk():
         rounded = _ROUNDED.get(op.name)
         if rounded and rounded.kind not in allowed and _loses(op, rounded, generation):
@@ -57,7 +58,10 @@ def _loses(op: Op, rounded: _Rounded, generation: str) -> bool:
 
 
 _HELD_AS = {DType.I64: DType.I32, DType.U64: DType.U32}
-_ADVICE = "convert to 32-bit integers, or make them of bounded ones (counts, 32-bit inputs)"
+_ADVICE = (
+    "convert to 32-bit integers, make them of bounded ones (counts, 32-bit inputs), or ask for 64"
+    " bits with --native-int64 enabled, on trn2 and later"
+)
 
 
 def wide_operations(graph: Graph) -> list[Op]:
@@ -173,10 +177,13 @@ _ROUNDED = {
 }
 
 
-def downcasts(graph: Graph) -> list[Diagnostic]:
+def downcasts(
+    graph: Graph, options: CompileOptions = DEFAULTS, generation: str = "v2"
+) -> list[Diagnostic]:
     """Warnings, each at the first place: 64-bit integers that may lose their high bits, and sums in
     fp32 that may be rounded."""
-    wide, rounded = wide_operations(graph), rounded_operations(graph)
+    wide = [] if computes_64_bits(options, generation) else wide_operations(graph)
+    rounded = rounded_operations(graph)
     found = []
     if wide:
         message = f"{wide[0].name} of {_wide_type(wide[0])} is computed with 32 bits{_more(wide)}"

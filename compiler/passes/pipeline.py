@@ -19,6 +19,7 @@ from shardwright.compiler.passes.doubles import check_doubles, narrow_doubles
 from shardwright.compiler.passes.fold import fold
 from shardwright.compiler.passes.formats import check_formats
 from shardwright.compiler.passes.integers import check_integers
+from shardwright.compiler.passes.one_hot import one_hot_gathers
 from shardwright.compiler.passes.reduce_strength import reduce_strength
 from shardwright.compiler.passes.remat import rematerialise
 from shardwright.compiler.passes.remat.save_policy import save_policy
@@ -50,6 +51,11 @@ SPLIT_CONCATS = Rewrite(
 )
 CSE = Rewrite("cse", cse, "equal ops become one")
 DCE = Rewrite("dce", dce, "ops and loop carries that nothing reads go")
+ONE_HOT = Rewrite(
+    "one_hot_gathers",
+    one_hot_gathers,
+    "one-hot matrices times tables become gathers, where a release of neuronx-cc does it",
+)
 REMATERIALISE = Rewrite(
     "rematerialise",
     rematerialise,

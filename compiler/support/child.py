@@ -39,6 +39,17 @@ class UnwantedError(Exception):
     """Nobody wants the answer any more."""
 
 
+def ending(status: int) -> str:
+    """How a process with an exit status (minus the signal) ended; a signal also as neuronx-cc names
+    it, F and the status a shell gives: F134, F137, F139.
+    """
+    if status >= 0:
+        return f"status {status}"
+    name = signal.Signals(-status).name
+    killed = ", which is mostly the host's memory" if status == -signal.SIGKILL else ""
+    return f"{name} (F{128 - status}{killed})"
+
+
 class Child:
     """A process that runs `command` and answers requests; `environment` is added to ours. Raises
     OSError when it cannot start. No call waits without an end."""

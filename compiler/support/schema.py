@@ -147,9 +147,14 @@ def either(*rules: Rule) -> Rule:
     return Rule(" or ".join(r.what for r in rules), lambda v: any(r.holds(v) for r in rules))
 
 
+def _is_element(value: Any) -> bool:
+    """Whether a value is a whole number of some integer type."""
+    return type(value) is int and -(2**63) <= value < 2**64
+
+
 WHOLE = Rule("a whole number", is_whole)
 COUNT = Rule("a whole number from 0", is_count)
-NUMBER = Rule("a number", lambda v: type(v) in (bool, float) or is_whole(v))
+NUMBER = Rule("a number", lambda v: type(v) in (bool, float) or _is_element(v))
 FLAG = Rule("true or false", lambda v: type(v) is bool)
 TEXT = Rule("a text", lambda v: type(v) is str)
 NOTHING = Rule("nothing", lambda v: v is None)

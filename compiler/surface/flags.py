@@ -262,7 +262,7 @@ _NEURONX: tuple[Flag, ...] = (
     _option(
         "native-int64",
         Kind.CHOICE,
-        "refuse 64-bit integers that may not fit 32 bits instead of warning (trn2 and later)",
+        "compute 64-bit integers in 64 bits instead of 32 (enabled; trn2 and later)",
         _CLI,
         values=("default", "enabled", "disabled"),
         default="default",

@@ -155,7 +155,10 @@ def added_later(profile: Profile) -> dict[str, Operator]:
     return {name: row for row in DOCUMENTED if not profile.at_least(row.since) for name in row.hlo}
 
 
-_CALLS = {"TopK": ("chlo.top_k", "AwsNeuronTopK", "ApproxTopK")}
+_CALLS = {
+    "TopK": ("chlo.top_k", "AwsNeuronTopK", "ApproxTopK"),
+    "QuantizeMX": ("QuantizeMX", "__op$block_scaled_dot"),
+}
 """Call of the time line -> operators and targets of custom calls it arrives as."""
 
 

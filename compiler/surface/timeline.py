@@ -158,6 +158,13 @@ ROWS: tuple[Row, ...] = (
         since="2.6.0.19",
         text="TopK in sampling mode; the table never got a row",
     ),
+    Row(
+        subject=Subject.CALL,
+        name="QuantizeMX",
+        since="2.27.5334",
+        text="microscaling: QuantizeMX and block-scaled dots, on trn3",
+        source=f"{_ERRORS} EVRF036 to 058, first in 07/2026 (inferred)",
+    ),
     *map(_type, ("f8E4M3", "f8E4M3FN", "f8E5M2")),
     # What graphs mean and where they are refused.
     _behaviour("pow_any_exponent", "2.3.0.4", "Pow takes any integer or float exponent"),
@@ -172,6 +179,12 @@ ROWS: tuple[Row, ...] = (
         "2.24.5133",
         "constant indices and those of an iota are checked by the compiler",
         source="release notes of SDK 2.29; error pages EVRF056 and ESMP002",
+    ),
+    _behaviour(
+        "indirect_access_refused",
+        "2.13.66",
+        "indirect loads and saves that are not contiguous per partition are refused",
+        source="release notes of 04/2024, known issues; no later notes withdraw it (inferred)",
     ),
     _behaviour(
         "dynamic_update_index",
@@ -198,6 +211,12 @@ ROWS: tuple[Row, ...] = (
         "2.27.5334",
         "small reduce-scatters that follow each other are one",
         source="notes of SDK 2.30",
+    ),
+    _behaviour(
+        "one_hot_gather",
+        "2.27.5334",
+        "a one-hot matrix times a table is a gather",
+        source="notes of SDK 2.32",
     ),
     _behaviour("bool_add_is_or", "2.27.5334", "boolean add is OR", source="notes of SDK 2.30"),
 )

@@ -43,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     resolved = resolve([*of_environment(os.environ), *given])  # the right-most wins
     paths = _outputs(files, resolved.command.output)
     with CompileLog(Path(resolved.command.logfile), resolved.command.verbose) as log:
+        log.say("info", f"Command line: {_command_line(arguments)}")
         for notice in resolved.notices:
             log.say(notice.severity, notice.message)
         for name, value in asdict(resolved.options).items():
@@ -86,12 +87,16 @@ def _outputs(files: Sequence[str], output: str) -> list[Path]:
     return [folder / f"{stem}.neff" for stem in stems]
 
 
+def _command_line(arguments: Sequence[str]) -> str:
+    return shlex.join(["shardwright", "compile", *arguments])
+
+
 def _facts(
     arguments: Sequence[str], resolved: Resolved, paths: Sequence[Path]
 ) -> list[tuple[str, str]]:
     """What a failure report needs besides the error."""
     facts = [
-        ("Command line", shlex.join(["shardwright", "compile", *arguments])),
+        ("Command line", _command_line(arguments)),
         ("Version", version_text()),
         ("Version profile", str(resolved.command.profile)),
         ("Host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"),

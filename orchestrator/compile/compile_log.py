@@ -12,13 +12,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.diagnostics import DiagnosticError, InternalError
 from shardwright.orchestrator.terminal.outputs import writing
 from shardwright.orchestrator.terminal.terminal import say, written
 
 NUMBERS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 PASS_LINE = "Compiler status PASS"
 _RULE = "*" * 79
+_DEFECT, _OF_DEFECTS = "[INTERNAL_ERROR] ", "NCC_I"
+"""In front of a defect's code, as neuronx-cc has it (vllm-neuron, issue 16), and how its codes of
+them begin; ours is SW_INTERNAL, since its numbers name places in its code."""
 
 
 class CompileLog:
@@ -87,8 +90,9 @@ class CompileLog:
         """The banner of a failure: what, where, and what a report needs."""
         self._end_dots()
         d = error.diagnostic
+        is_defect = isinstance(error, InternalError) or d.code.startswith(_OF_DEFECTS)
         rows = [
-            ("Error message", f"[{d.code}] {d.message}"),
+            ("Error message", f"{_DEFECT if is_defect else ''}[{d.code}] {d.message}"),
             ("Error class", type(error).__name__),
             ("Error location", str(d.loc) if d.loc and d.loc.file else "Unknown"),
             *([("What to do", d.hint)] if d.hint else []),

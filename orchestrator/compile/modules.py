@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.diagnostics import CompileError, Diagnostic, UsageError
 from shardwright.compiler.driver import Observer, compile_graph
 from shardwright.compiler.frontend.context import module_text
 from shardwright.compiler.frontend.detect import Asked, Module
@@ -33,7 +33,7 @@ from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.passes.doubles import doubles_narrowed
 from shardwright.compiler.passes.indices import crosswise_windows
 from shardwright.compiler.passes.integers import downcasts
-from shardwright.compiler.passes.pipeline import DOUBLES, step_passes
+from shardwright.compiler.passes.pipeline import DOUBLES, ONE_HOT, step_passes
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
@@ -177,6 +177,7 @@ def finished(opened: OpenModule, program: Program, resolved: Resolved, log: Comp
     memory = budget.check_program_memory(program, watch.limit_bytes)
     log.say("info", f"estimated instruction count: {watch.instructions}")
     log.say("info", f"HBM: {memory}; limit {watch.limit_bytes} bytes")
+    log.say("info", opened.watch.transposes)
     ops = sum(count_ops(opened.graph).values())
     log.say("info", f"{ops} operators, {flops(opened.graph)} flops; -O1 compiles faster than -O2")
     meta = _meta(opened, program, resolved)
@@ -189,7 +190,12 @@ def _read(
 ) -> tuple[Graph, Module]:
     """The graph of a file after the whole-module passes, and what was in the file."""
     with log.stage("import"):
-        asked = Asked(file=str(file), input_shape=resolved.command.input_shape)
+        asked = Asked(
+            file=str(file),
+            input_shape=resolved.command.input_shape,
+            generation=resolved.command.target.core.generation,
+            fp8_as_e4m3=resolved.options.experimental_unsafe_fp8e4m3fn_as_fp8e4m3,
+        )
         profile = resolved.command.profile
         graph, module = reader.read(data, os.getcwd(), profile, str(file), asked)
         log.say("info", f"{file}: {module.form}, {len(graph.inputs)} inputs, {len(graph.ops)} ops")
@@ -198,8 +204,9 @@ def _read(
             check_types(one, resolved.command.profile)
         findings = list(module.facts.findings)
         for one in (graph, *module.facts.regions):
-            findings += (*doubles_narrowed(one, resolved.options), *downcasts(one))
-            findings += crosswise_windows(one)
+            findings += doubles_narrowed(one, resolved.options)
+            findings += downcasts(one, resolved.options, asked.generation)
+            findings += _windows(one, profile)
         for finding in findings:
             log.say("warning", finding.render())
     note("captured", lambda: module_text(module.stablehlo), "mlir")
@@ -208,6 +215,8 @@ def _read(
         passes = (*step_passes(resolved.options), DOUBLES)
         if profile.has("coalesced_reductions") and module.facts.mesh:
             passes = (*passes, COALESCED)
+        if not profile.is_own and profile.has("one_hot_gather"):
+            passes = (ONE_HOT, *passes)
         graph = run(step("imported", graph), passes)
         regions = tuple(run(step("imported", one), passes) for one in module.facts.regions)
         module = replace(module, facts=replace(module.facts, regions=regions))
@@ -219,6 +228,16 @@ def _read(
         log.say("info", f"{file}: partitioned by its own shardings over {shown}")
     log.dot()
     return graph, module
+
+
+def _windows(graph: Graph, profile: Profile) -> list[Diagnostic]:
+    """What is to say of windows that are no runs of memory. Raises CompileError where a release is
+    asked for that refuses them."""
+    found = crosswise_windows(graph)
+    for d in found if not profile.is_own and profile.has("indirect_access_refused") else ():
+        hint = f"{d.hint}, or name no --compiler-version-profile"
+        raise CompileError(d.code, d.message.replace("may refuse", "refuses"), d.loc, hint)
+    return found
 
 
 def _tell_ops(log: CompileLog, when: str, graph: Graph) -> None:
@@ -245,6 +264,7 @@ class Watch(Observer):
     def __init__(self, resolved: Resolved, log: CompileLog) -> None:
         target = resolved.command.target
         self.limit_bytes = target.limit_bytes
+        self._tensor_work: list[tuple[float, float]] = []  # cycles of functions, of transposes
         self._counts: dict[str, int] = {}  # instructions of functions, by what they are called
         self._resolved = resolved
         self._log = log
@@ -253,6 +273,13 @@ class Watch(Observer):
     def instructions(self) -> int:
         """Instructions of all functions."""
         return sum(self._counts.values())
+
+    @property
+    def transposes(self) -> str:
+        """How much of what the tensor engine does, over all functions, is transposes."""
+        total, transposes = map(sum, zip((0.0, 0.0), *self._tensor_work, strict=True))
+        share = transposes / total if total else 0.0
+        return f"transposes are {share:.1%} of the work of the tensor engine"
 
     @property
     def largest(self) -> str:
@@ -275,6 +302,7 @@ class Watch(Observer):
         budget.check_operator_instructions([function], options.optlevel, called)
         count = budget.function_instructions(function, options.optlevel)
         self._counts[called] = count
+        self._tensor_work.append(budget.tensor_work(function))
         self._log.say("info", f"{unit.name}: {len(function.kernels)} kernels, {count} instructions")
         for number, kernel in enumerate(chain.from_iterable(function.subgraphs)):
             made = budget.count_instructions(kernel.body, unrolled=options.optlevel > 1)

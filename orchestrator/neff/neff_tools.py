@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from rich.table import Table
 
-from shardwright.compiler.diagnostics import Diagnostic, LoadError, UsageError
+from shardwright.compiler.diagnostics import Diagnostic, LoadError, SimulationError, UsageError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.budget import count_instructions
@@ -239,12 +239,31 @@ def _write_outputs(
     order: Sequence[str],
     findings: Sequence[Diagnostic],
 ) -> None:
-    """Write `out0`, `out1`, ... in the order of their names, and say what was found."""
+    """Write `out0`, `out1`, ... in the order of their names, and say what was found. Raises
+    SimulationError (SW_SIM_NAN) for a NaN where the runtime's variables ask for it."""
     for finding in findings:
         say(finding.render(), err=True)
+    if _is_set("NEURON_FAIL_ON_NAN") or os.environ.get(_NUMERICAL_ERRORS, "") == "critical":
+        _refuse_nan(results)
     names = {f"out{k}": name for k, name in enumerate(order)}
     with writing(outputs, "--outputs"), outputs.open("wb") as stream:
         write_arrays(stream, ((key, results[name]) for key, name in names.items()), names)
+
+
+_NUMERICAL_ERRORS = "NEURON_RT_NUMERICAL_ERRORS_VERBOSITY"
+
+
+def _refuse_nan(results: Mapping[str, np.ndarray]) -> None:
+    """Raises SimulationError for the first output with a NaN: the runtime ends an execution so."""
+    for name, array in results.items():
+        lost = int(np.isnan(array.astype(np.float32)).sum()) if array.dtype.kind not in "biu" else 0
+        if lost:
+            raise SimulationError(
+                "SW_SIM_NAN",
+                f"output {name} requires numbers, got {lost} NaN of {array.size} elements; the"
+                " Neuron runtime says: numerical error (status 1003)",
+                hint="find where it comes from, or leave NEURON_FAIL_ON_NAN unset",
+            )
 
 
 def _unchecked(meta: Mapping[str, Any]) -> str:
@@ -300,6 +319,17 @@ def _rounding(seed: int | None) -> AbstractContextManager[None]:
     """Stochastic rounding where asked for, by flag or by the runtime's own variables."""
     from shardwright.sim_cluster.values import rounding
 
-    if seed is None and os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_EN", "0") not in ("", "0"):
+    if seed is None and _rounds_stochastically():
         seed = int(os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0"))
     return nullcontext() if seed is None else rounding.stochastic(seed)
+
+
+def _rounds_stochastically() -> bool:
+    """What the runtime's variable says; without it, whether XLA was to make bf16 of floats."""
+    if "NEURON_RT_STOCHASTIC_ROUNDING_EN" in os.environ:
+        return _is_set("NEURON_RT_STOCHASTIC_ROUNDING_EN")
+    return _is_set("XLA_USE_BF16") or _is_set("XLA_DOWNCAST_BF16")
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")

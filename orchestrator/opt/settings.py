@@ -41,12 +41,9 @@ def formats(graph: Graph, generation: str = "v2", accept: bool = False) -> Graph
     return check_formats(graph, options, generation)
 
 
-def integers(
-    graph: Graph, generation: str = "v2", downcast: str = "default", native: bool = False
-) -> Graph:
-    """`--implicit-integer-downcast` is `downcast`, `--native-int64 enabled` is `native`."""
-    int64 = "enabled" if native else "default"
-    options = CompileOptions(implicit_integer_downcast=downcast, native_int64=int64)
+def integers(graph: Graph, generation: str = "v2", downcast: str = "default") -> Graph:
+    """`--implicit-integer-downcast` is `downcast`."""
+    options = CompileOptions(implicit_integer_downcast=downcast)
     return check_integers(graph, options, generation)
 
 

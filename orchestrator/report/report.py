@@ -225,7 +225,8 @@ def _dynamic(program: Program, steps: Sequence[Call | Repeat]) -> int:
 
 def findings(built: Built, service: UnitService) -> list[Diagnostic]:
     """What the user should know: broken budgets, what the recipe did not predict, the cache."""
-    target, integers = built.layout.target, downcasts(built.graph)
+    target = built.layout.target
+    integers = downcasts(built.graph, built.job.compiler, target.core.generation)
     machine = [
         Diagnostic("SW_HYPOTHETICAL", hypothetical_text(target), severity="warning")
         for _ in range(target.is_hypothetical)

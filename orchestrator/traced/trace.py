@@ -172,7 +172,8 @@ class _InProcess:
         asked: Asked = AS_IT_IS,
     ) -> tuple[Graph, Module]:
         """The graph of a module, and what was in it."""
-        return import_file(data, base_dir, checks_for(profile), asked)
+        checks = checks_for(profile, asked.generation, asked.fp8_as_e4m3)
+        return import_file(data, base_dir, checks, asked, profile.has("constant_index_check"))
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from importlib import metadata
 import msgpack
 
 from shardwright.compiler.diagnostics import ExecutionError, Loc, ShardingError
-from shardwright.compiler.support.child import Child
+from shardwright.compiler.support.child import Child, ending
 
 PartitionUnit = Callable[[bytes], bytes]
 
@@ -127,6 +127,6 @@ def _not_started(python: str, error: OSError) -> ExecutionError:
 def _crashed(status: int, said: str) -> ExecutionError:
     return ExecutionError(
         "SW_PARTITIONER_CRASH",
-        f"the partitioner ended with status {status}:\n{said[-_STDERR_TAIL:]}",
+        f"the partitioner ended with {ending(status)}:\n{said[-_STDERR_TAIL:]}",
         hint="run it again with --dump-dir DIR, and report *-shardy_input.mlir from there",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.diagnostics import ImportRuleError
-from shardwright.compiler.frontend.stablehlo import import_module
+from shardwright.compiler.frontend.stablehlo import import_module, import_partition
 from tests.support.compiled import run_levels
+from tests.support.error_triggers import TRACED, kernel
 
 X = np.random.default_rng(3).normal(size=(6, 20)).astype(np.float32)
 X[2, 5] = X[2, 11] = 9.0  # a tie: the first position counts
@@ -37,6 +39,10 @@ def module(target: str, config: str, operands: tuple[Any, ...], results: str) ->
     }}"""
 
 
+def silu_slope(x: Any) -> Any:
+    return jax.vjp(jax.nn.silu, x)[1](jnp.ones_like(x))[0]
+
+
 def rms_norm(x: Any, w: Any, eps: Any) -> Any:
     return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * w
 
@@ -55,6 +61,9 @@ CASES: list[tuple[str, str, tuple[Any, ...], str, Callable[..., Any]]] = [
         lambda g, y: y * (g - jnp.sum(g * y, 0)),
     ),
     ("AwsNeuronSoftmax", "", (X,), "tensor<6x20xf32>", jax.nn.softmax),
+    ("AwsNeuronSiluBackward", "", (X,), "tensor<6x20xf32>", lambda x: silu_slope(x)),
+    ("AwsNeuronSiluBackward", "", (SOFT, X), "tensor<6x20xf32>", lambda g, x: g * silu_slope(x)),
+    ("AwsNeuronDevicePrint", "", (X, SOFT), "tensor<6x20xf32>, tensor<6x20xf32>", lambda *x: x),
     (
         "AwsNeuronTopK",
         "3",
@@ -81,6 +90,9 @@ def test_equal_to_jax(case: tuple[str, str, tuple[Any, ...], str, Callable[..., 
         ("AwsNeuronTopK", "many", "tensor<6x3xf32>, tensor<6x3xui32>"),
         ("AwsNeuronTopK", "21", "tensor<6x21xf32>, tensor<6x21xui32>"),
         ("AwsNeuronRmsNorm", "1", "tensor<6x20xf32>"),
+        ("AwsNeuronSiluBackward", "", "tensor<120xf32>"),
+        ("AwsNeuronIntMatmult", "", "tensor<6x20xf32>"),
+        ("AwsNeuronCollectiveMatmul", "tp_degree=2", "tensor<6x20xf32>"),
     ],
 )
 def test_forms_that_make_no_sense(target: str, config: str, results: str) -> None:
@@ -154,11 +166,74 @@ def test_resizes_that_make_no_sense(config: str, result: str) -> None:
         import_module(module("ResizeNearest", config, (IMAGE,), f"tensor<{result}>"))
 
 
-@pytest.mark.parametrize("target", ["AwsNeuronDropoutMaskV1", "AwsNeuronSiluBackward"])
-def test_calls_without_a_public_form_say_so(target: str) -> None:
+def test_a_call_without_a_public_form_says_so() -> None:
     with pytest.raises(ImportRuleError, match="is not public") as caught:
-        import_module(module(target, "", (X,), "tensor<6x20xf32>"))
+        import_module(module("AwsNeuronDropoutMaskV1", "", (X,), "tensor<6x20xf32>"))
     assert caught.value.code == "NCC_EHCA005" and caught.value.loc is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*integer dot")
+def test_a_product_of_integers() -> None:
+    rng = np.random.default_rng(6)
+    lhs, rhs = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((6, 40), (40, 5)))
+    graph = import_module("""
+    func.func @main(%a: tensor<6x40xi8>, %b: tensor<40x5xi8>) -> tensor<6x5xi32> {
+      %y = stablehlo.custom_call @AwsNeuronIntMatmult(%a, %b)
+        : (tensor<6x40xi8>, tensor<40x5xi8>) -> tensor<6x5xi32>
+      return %y : tensor<6x5xi32>
+    }""")
+    for (have,) in run_levels(graph, [lhs, rhs]):
+        np.testing.assert_array_equal(have, lhs.astype(np.int32) @ rhs.astype(np.int32))
+
+
+@pytest.mark.parametrize("results", ["", "tensor<4xf32>"])
+def test_a_print_of_a_device_is_left_out_with_a_warning(results: str) -> None:
+    made, used = (f"%y = {PRINT}", "%y") if results else (PRINT, "%a")
+    text = f"""func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {{
+      {made} : (tensor<4xf32>) -> ({results}) loc("net.py":7:1)
+      return {used} : tensor<4xf32>
+    }}"""
+    _, facts = import_partition(text)
+    assert [str(found.loc) for found in facts.findings] == ["net.py:7"]
+    assert "AwsNeuronDevicePrint prints nothing" in facts.findings[0].message
+
+
+PRINT = "stablehlo.custom_call @AwsNeuronDevicePrint(%a) {has_side_effect = true}"
+
+
+@pytest.mark.parametrize("says_release", ["call", "artifact", ""])
+@pytest.mark.parametrize("place", ["path", "launch folder"])
+def test_a_kernel_whose_artifact_is_there_is_said_to_be_no_graph(
+    place: str, says_release: str, tmp_path: Path
+) -> None:
+    """Checked as the vendor does, in its order; then refused for what it is."""
+    folder = tmp_path / "71ad"
+    folder.mkdir()
+    given = folder / "kernel.json"
+    given.write_text('{"nki_version": "0.3.0"}' if says_release == "artifact" else "\0binary")
+    path = given if place == "path" else Path("/elsewhere/71ad/kernel.json")
+    fields = {"kernel_file": str(path)}
+    fields |= {"nki_version": "0.3.0"} if says_release == "call" else {}
+    call = kernel("mine.attend", "4xf32", **fields)
+    with pytest.raises(ImportRuleError, match="mine") as caught:
+        import_module(call.text, base_dir=str(tmp_path))
+    assert caught.value.code == ("NCC_EUOC002" if says_release else "NCC_EVRF065")
+    given.unlink()
+    with pytest.raises(ImportRuleError, match="NCC_EVRF059"):
+        import_module(call.text, base_dir=str(tmp_path))
+
+
+def test_a_kernel_that_is_traced_into_the_call_is_of_an_old_release() -> None:
+    with pytest.raises(ImportRuleError, match=r"NCC_EVRF065.*names no artifact"):
+        import_module(kernel("attend", "4xf32").text)
+    wide = kernel("mlp", "8x64xf32", "64x4096xf32", **TRACED).text
+    with pytest.raises(ImportRuleError, match="NCC_EUOC002"):
+        import_module(wide)  # 4096 is not above the limit
+
+
+def test_an_operator_in_a_library_is_refused_for_what_it_is() -> None:
+    with pytest.raises(ImportRuleError, match=r"NCC_EUOC002.*library"):
+        import_module(module("AwsNeuronCustomOp", "", (X,), "tensor<6x20xf32>"))
 
 
 def test_a_transfer_with_a_static_ring_passes_its_operand_on() -> None:

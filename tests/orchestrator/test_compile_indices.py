@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shardwright.orchestrator.cli import main
+from tests.support.error_triggers import TRIGGERS
 from tests.support.model_files import compile_line, write_model
 
 TABLE = np.ones((8, 3), np.float32)
@@ -75,3 +76,39 @@ def test_windows_that_are_no_runs_are_told_of_and_compiled(
     text = "IndirectLoad/Save requires contiguous indirect access per partition"
     assert (text in err) is told and ("warning[SW_INDIRECT_ACCESS]" in err) is told
     assert ("test_compile_indices.py:" in err) is told
+
+
+@pytest.mark.parametrize(("release", "refuses"), [("2.12.68", False), ("2.13.66", True)])
+def test_releases_that_are_known_for_it_refuse_windows_that_are_no_runs(
+    release: str, refuses: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.export"
+    write_model(model, lambda t, i: t.at[:, i].add(1.0), [TABLE, IDS])
+    line = f"shardwright compile {model} --target trn1 --output {tmp_path / 'm.neff'}"
+    line += f" --compiler-version-profile {release} --logfile {tmp_path / 'log.txt'}"
+    assert compile_line(line) == (70 if refuses else 0)
+    err = " ".join(capsys.readouterr().err.split())
+    assert ("error[SW_INDIRECT_ACCESS]" in err) is refuses
+    assert ("warning[SW_INDIRECT_ACCESS]" in err) is not refuses
+
+
+@pytest.mark.parametrize(("release", "checks"), [("2.22.12471", False), ("2.24.5133", True)])
+@pytest.mark.parametrize("code", ["NCC_EVRF056", "NCC_EVRF031", "NCC_ESMP002"])
+def test_known_indices_are_checked_by_the_compiler_from_a_release_on(
+    code: str, release: str, checks: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, they are data: what runs the program tells of them."""
+    model, output = tmp_path / "m.mlir", tmp_path / "m.neff"
+    model.write_text(TRIGGERS[code].text)
+    line = f"shardwright compile {model} --target trn1 --output {output}"
+    line += f" --compiler-version-profile {release} --logfile {tmp_path / 'log.txt'}"
+    assert compile_line(line) == (70 if checks else 0)
+    if not checks:
+        given = np.ones((8, 3), np.float32), np.ones((9, 3), np.float32)
+        np.savez(tmp_path / "in.npz", arg0=given[0], arg1=given[1])
+        run = ["neff", "run", str(output), "--inputs", str(tmp_path / "in.npz")]
+        assert main([*run, "--outputs", str(tmp_path / "out.npz")]) == 0
+    err = capsys.readouterr().err
+    assert (f"[{code}]" in err) is checks
+    is_told = not checks and code != "NCC_ESMP002"  # constants are clamped by the compiler itself
+    assert ("1 index lies out of bounds" in err) is is_told

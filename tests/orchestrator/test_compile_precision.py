@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from shardwright.orchestrator.cli import main
 from shardwright.sim_cluster.values.result import distance
 from tests.support.model_files import compile_line, run_neff, write_model
 
@@ -48,6 +49,42 @@ def test_auto_cast_types(name: str, level: str, tmp_path: Path) -> None:
     short = [a.astype(SHORT[name]).astype(np.float64) for a in (x, y)]
     assert distance(got, short[0] @ short[1]) < 1e-6
     assert distance(got, x.astype(np.float64) @ y) > 1e-4, "the cast has to be visible"
+
+
+def mixed(x: Any, y: Any) -> Any:
+    """A product between elementwise operations."""
+    return (x * 0.7 @ y) / 3
+
+
+@pytest.mark.matrix
+def test_the_types_of_casts_are_ranked_by_their_errors(tmp_path: Path) -> None:
+    """None before tf32, fp16 and bf16; products alone before everything. The elements of a third of
+    the rows are below the normal numbers of fp16, which is all that tells it from tf32."""
+    x, y = normal(12, 40), normal(40, 8, seed=1) * np.float32(0.1)
+    x[::3] *= 2.0**-14
+    exact = (x.astype(np.float64) * 0.7 @ y) / 3
+
+    def error(flags: str) -> float:
+        (got,) = run_neff(compiled(tmp_path, mixed, [x, y], flags), [x, y])
+        return distance(got[::3], exact[::3]) + distance(got, exact)
+
+    types = ("tf32", "fp16", "bf16")
+    products = [error(f"--auto-cast matmult --auto-cast-type {name}") for name in types]
+    everything = [error(f"--auto-cast all --auto-cast-type {name}") for name in types]
+    assert error("--auto-cast none") < products[0] < products[1] < products[2]
+    assert everything[0] <= everything[1] < everything[2]
+    assert all(a < b for a, b in zip(products, everything, strict=True))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_out_of_range_of_fp16_becomes_infinite(level: str, tmp_path: Path) -> None:
+    x = np.array([[1, 65504, 65519, 65520, -7e4, 3e38]], np.float32)  # 65504 is the largest
+    half = np.full_like(x, 0.5)
+    flags = "--auto-cast all --auto-cast-type fp16"
+    (got,) = run_neff(compiled(tmp_path, jnp.multiply, [x, half], flags), [x, half], level)
+    np.testing.assert_array_equal(got, [[0.5, 32752, 32752, np.inf, -np.inf, np.inf]])
+    (plain,) = run_neff(compiled(tmp_path, jnp.multiply, [x, half]), [x, half], level)
+    np.testing.assert_array_equal(plain, x / 2)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -100,6 +137,45 @@ def halves(x: Any) -> Any:
         return total + jnp.float16(0.5), None
 
     return jax.lax.scan(body, x, None, length=TRIPS)[0]
+
+
+@pytest.mark.parametrize("name", ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"])
+def test_stochastic_rounding_by_the_variables_of_torch_xla(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They switch it on, unless the runtime's own variable says no."""
+    start = np.full((1, 128), 1024, np.float16)
+    file = compiled(tmp_path, halves, [start])
+    monkeypatch.setenv(name, "1")
+    assert run_neff(file, [start])[0].astype(np.float64).mean() > 1024 + TRIPS / 4
+    monkeypatch.setenv("NEURON_RT_STOCHASTIC_ROUNDING_EN", "0")
+    assert (run_neff(file, [start])[0] == 1024).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NEURON_FAIL_ON_NAN", "1"), ("NEURON_RT_NUMERICAL_ERRORS_VERBOSITY", "critical")],
+)
+def test_a_run_fails_for_a_nan_where_that_is_asked_for(
+    name: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x = np.array([[4.0, -1.0, 0.0, np.inf]], np.float32)
+    file = compiled(tmp_path, jnp.sqrt, [x])
+    np.savez(tmp_path / "in.npz", arg0=x)
+    run = ["neff", "run", str(file), "--inputs", str(tmp_path / "in.npz")]
+    run += ["--outputs", str(tmp_path / "out.npz")]
+    assert main(run) == 0
+    monkeypatch.setenv(name, value)
+    assert main(run) == 72
+    said = " ".join(capsys.readouterr().err.split())
+    assert "error[SW_SIM_NAN]" in said and "got 1 NaN of 4 elements" in said
+    assert "(status 1003)" in said
+    np.savez(tmp_path / "in.npz", arg0=np.abs(x))
+    assert main(run) == 0
 
 
 def test_stochastic_rounding_by_the_runtime_variables(

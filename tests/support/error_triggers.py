@@ -6,8 +6,11 @@ the whole module or to the command line. `patched` shrinks a limit, so that a sm
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from shardwright.compiler.diagnostics import Loc
 from shardwright.compiler.dtypes import DType
@@ -202,6 +205,86 @@ def newer_than_trn3() -> object:
     return check_formats(b.finish(b.op("negate", x)), CompileOptions(), "v5")
 
 
+MX_INPUT, MX_DATA, MX_SCALE = "4x64xbf16", "4x16xui32", "4x2xui8"
+
+
+def mx_quantize(
+    config: str = "", x: str = MX_INPUT, data: str = MX_DATA, count: int = 1, results: int = 2
+) -> Trigger:
+    """A `QuantizeMX` whose configuration has these fields beside dtype and dim."""
+    types = [f"tensor<{t}>" for t in (data, MX_SCALE)[:results]]
+    given = ", ".join([f"tensor<{x}>"] * count)
+    made = f"({', '.join(types)})" if results > 1 else types[0]
+    fields = "" if config == "none" else f'{{"dtype": "float8_e5m2", "dim": -1{config}}}'
+    text = fields.replace('"', "\\22")
+    body = (
+        f"%r{f':{results}' if results > 1 else ''} = stablehlo.custom_call"
+        f' @QuantizeMX({", ".join(["%x"] * count)}) {{backend_config = "{text}"}}'
+        f" : ({given}) -> {made} {AT}"
+    )
+    used = "%r#0" if results > 1 else "%r"
+    return Trigger(
+        f"func.func public @main(%x: tensor<{x}>) -> {types[0]} {{\n"
+        f"  {body}\n  return {used} : {types[0]}\n}}\n",
+        "--target trn3",
+    )
+
+
+def scaled_dot(
+    config: str = "",
+    lhs: str = MX_DATA,
+    rhs: str = MX_DATA,
+    result: str = "4x4xf32",
+    scales: tuple[str, ...] = (MX_SCALE, MX_SCALE),
+) -> Trigger:
+    """A block-scaled dot with these fields in its configuration, or this text of one."""
+    types = [f"tensor<{t}>" for t in (lhs, rhs, *scales)]
+    names = [f"%a{i}" for i in range(len(types))]
+    fields = f", {config}" if config else ""
+    text = '{"scaled_dot_backend_config": {"element_dtype": "float8_e5m2"' + fields + "}}"
+    if config.startswith("{"):
+        text = config
+    call = f'stablehlo.custom_call @"__op$block_scaled_dot"({", ".join(names)})'
+    text = text.replace('"', "\\22")
+    return Trigger(
+        one(
+            f'{call} {{backend_config = "{text}"}} : ({", ".join(types)}) -> tensor<{result}>',
+            ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True)),
+            f"tensor<{result}>",
+        ),
+        "--target trn3",
+    )
+
+
+def kernel(name: str, *shapes: str, **fields: str) -> Trigger:
+    """A call of a kernel of NKI, as front ends write it."""
+    text = base64.b64encode(json.dumps({"func_name": name, **fields}).encode()).decode()
+    types = [f"tensor<{shape}>" for shape in shapes]
+    names = [f"%a{i}" for i in range(len(types))]
+    call = f"stablehlo.custom_call @AwsNeuronCustomNativeKernel({', '.join(names)})"
+    return Trigger(
+        one(
+            f'{call} {{backend_config = "{text}"}} : ({", ".join(types)}) -> {types[0]}',
+            ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True)),
+            types[0],
+        )
+    )
+
+
+TRACED = {"kernel_file": str(Path(__file__).resolve()), "nki_version": "0.3.0"}
+"""What a call says of an artifact that is there."""
+MARKED_TUPLE = module(
+    "%a: tensor<4xf32>",
+    "tensor<4xf32>",
+    f"%t = stablehlo.tuple %a, %a : tuple<tensor<4xf32>, tensor<4xf32>> {AT}",
+    '%m = stablehlo.custom_call @"NeuronBoundaryMarker-Start"(%t) :'
+    f" (tuple<tensor<4xf32>, tensor<4xf32>>) -> tuple<tensor<4xf32>, tensor<4xf32>> {AT}",
+    "%r = stablehlo.get_tuple_element %m[0] :"
+    f" (tuple<tensor<4xf32>, tensor<4xf32>>) -> tensor<4xf32> {AT}",
+)
+BATCHES = ('"lhs_batch_dimensions": [0], "rhs_batch_dimensions": [0]', "3x4x16xui32", "2x4x16xui32")
+
+
 def integer(op: str, dtype: str) -> str:
     t = f"tensor<4x{dtype}>"
     return one(f"stablehlo.{op} %a, %b : {t}", f"%a: {t}, %b: {t}", t)
@@ -300,6 +383,30 @@ TRIGGERS: dict[str, Trigger] = {
     "NCC_EVRF061": Trigger(call=over_cores("all_reduce")),
     "NCC_EVRF062": Trigger(integer("power", "i64"), "--implicit-integer-downcast none"),
     "NCC_EVRF063": Trigger(call=over_cores("reduce_scatter")),
+    "NCC_ETUP002": Trigger(MARKED_TUPLE),
+    "NCC_EBIR023": kernel("my.mlp_kernel", "8x64xf32", "64x4224xf32", "4224x64xf32", **TRACED),
+    "NCC_EVRF059": kernel("attend", "4xf32", kernel_file="/nowhere/1f2e/attend", nki_version="0.3"),
+    "NCC_EVRF065": kernel("attend", "4xf32", kernel_file=TRACED["kernel_file"]),
+    "NCC_EVRF036": mx_quantize("none"),
+    "NCC_EVRF037": mx_quantize(count=2),
+    "NCC_EVRF038": mx_quantize(x="2x4x64xbf16", config=', "dim": 0'),
+    "NCC_EVRF039": mx_quantize(', "block_size": 16'),
+    "NCC_EVRF040": mx_quantize(', "scale_method": "RNE"'),
+    "NCC_EVRF041": mx_quantize(x="4x64xf32"),
+    "NCC_EVRF042": mx_quantize(data="4x64xf8E5M2"),
+    "NCC_EVRF043": scaled_dot(scales=(MX_SCALE,)),
+    "NCC_EVRF044": scaled_dot(lhs="4x64xf8E5M2"),
+    "NCC_EVRF045": scaled_dot(result="4x4xf16"),
+    "NCC_EVRF046": scaled_dot(lhs="16xui32", result="4xf32"),
+    "NCC_EVRF047": scaled_dot(rhs="16xui32", result="4xf32"),
+    "NCC_EVRF048": scaled_dot(*BATCHES, "3x4x4xf32", ("3x4x2xui8", "2x4x2xui8")),
+    "NCC_EVRF049": scaled_dot("{scaled_dot_backend_config}"),
+    "NCC_EVRF050": scaled_dot(rhs="4x8xui32", scales=(MX_SCALE, "4x1xui8")),
+    "NCC_EVRF053": scaled_dot('"lhs_batch_dimensions": [1], "rhs_batch_dimensions": [0]'),
+    "NCC_EVRF054": scaled_dot('"lhs_batch_dimensions": [2], "rhs_batch_dimensions": [0]'),
+    "NCC_EVRF055": scaled_dot('"lhs_contracting_dimensions": [-1]'),
+    "NCC_EVRF057": mx_quantize(results=1),
+    "NCC_EVRF058": mx_quantize(x="4x66xbf16"),
     "NCC_ISPP027": Trigger(MIXED_REDUCTION),
     "NCC_EVRF007": Trigger(DOT, "--instruction-limit 10", line=""),
     "NCC_EBVF030": Trigger(DOT, "--instruction-limit 160", line=""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,32 @@ def printed(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) ->
     capsys.readouterr()
     assert main(["neff", *command]) == code
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_unpack_has_every_instruction_in_the_file_of_its_engine(
+    lnc: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = program(lnc=lnc)
+    file = write(tmp_path / "one.neff", made)
+    paths = [
+        Path(line) for line in printed(capsys, "unpack", str(file), str(tmp_path / "parts")).split()
+    ]
+    names = sorted(str(path.relative_to(tmp_path / "parts")) for path in paths)
+    assert names[0] == "neff.json" and f"sg{lnc - 1:02d}/def.json" in names
+    for core in range(lnc):
+        folder = tmp_path / "parts" / f"sg{core:02d}"
+        given = json.loads((folder / "def.json").read_text())
+        assert {name: row["size"] for name, row in given["var"].items()} == {
+            buffer.name: buffer.num_bytes for buffer in made.buffers
+        }
+        assert given["var"]["x"]["type"] == "input" and given["var"]["z"]["type"] == "output"
+        for engine in given["engines"]:
+            kernels = [k for f in made.functions for k in f.subgraphs[core]]
+            code = [i for k in kernels for i in walk(k.body) if i.engine.value == engine]
+            stream = json.loads((folder / f"{engine}.json").read_text())["functions"]
+            lines = [line.split()[0] for one in stream.values() for line in one]
+            assert lines.count(engine) == len(code) > 0
 
 
 def test_dump_shows_every_instruction_once(

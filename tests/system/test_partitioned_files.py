@@ -149,6 +149,32 @@ def test_small_reductions_that_follow_each_other_are_one_from_sdk_2_30(
     assert len(calls) == count, [call.name for call in calls]
 
 
+@pytest.mark.parametrize(("dim", "groups_of"), [(0, 4), (1, 2)])
+def test_a_collective_matmul_is_the_product_of_what_it_gathers(
+    dim: int, groups_of: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vendor's call of neuronx-distributed-inference, over groups of neighbouring ranks."""
+    monkeypatch.chdir(tmp_path)
+    rhs = "16x5" if dim == 0 else "5x16"
+    config = f"rhs_contracting_dim={dim},tp_degree={groups_of},num_groups={4 // groups_of}"
+    out = f"tensor<{3 * groups_of}x5xf32>"
+    text = f"""func.func @main(%w: tensor<3x16xf32>, %x: tensor<{rhs}xf32>) -> {out} {{
+      %y = stablehlo.custom_call @AwsNeuronCollectiveMatmul(%w, %x)
+        {{backend_config = "{config},use_sb_to_sb=0"}}
+        : (tensor<3x16xf32>, tensor<{rhs}xf32>) -> {out}
+      return %y : {out}
+    }}"""
+    neff = compiled(tmp_path, "joined.mlir", text)
+    rng = np.random.default_rng(2)
+    w = rng.normal(size=(4, 3, 16)).astype(np.float32)
+    x = rng.normal(size=(4, *map(int, rhs.split("x")))).astype(np.float32)
+    whole = w.reshape(4 // groups_of, 3 * groups_of, 16).repeat(groups_of, axis=0)
+    wanted = whole @ (x if dim == 0 else x.swapaxes(1, 2))
+    for level in ("L1", "L0"):
+        (found,) = run_neff(neff, [w, x], level)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_replicas_of_partitions_are_ranks_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,35 +24,39 @@ def bitcast_convert(site: Site) -> Values:
     if DType.PRED in (given, wanted):
         refuse("NCC_EVRF064", "bitcast_convert requires elements of whole bytes, got i1")
     if given.bytes > wanted.bytes:
-        operand = _apart(site, operand, UNSIGNED[wanted.bytes])
+        operand = apart(site, operand, UNSIGNED[wanted.bytes], operand.type.rank)
     elif given.bytes < wanted.bytes:
         operand = together(site, operand, UNSIGNED[wanted.bytes])
     return (site.make.bitcast(operand, wanted),)
 
 
-def _apart(site: Site, value: Value, piece: DType) -> Value:
-    """Every element as a new last dim of `piece`s, the lowest first."""
+def apart(site: Site, value: Value, piece: DType, dim: int) -> Value:
+    """Every element as a new dim `dim` of `piece`s, the lowest first."""
     known = site.importer.words.get(value)
     if known is not None and piece is DType.U32:
         return known
     make = site.make
     value = make.bitcast(value, UNSIGNED[value.type.dtype.bytes])
+    shape = value.type.shape
     pieces = []
     for k in range(value.type.dtype.bytes // piece.bytes):
         shifted = make.with_number("shift_right_logical", value, 8 * piece.bytes * k)
-        pieces.append(make.reshape(make.convert(shifted, piece), (*value.type.shape, 1)))
-    return make.concatenate(pieces, value.type.rank)
+        pieces.append(make.reshape(make.convert(shifted, piece), (*shape[:dim], 1, *shape[dim:])))
+    return make.concatenate(pieces, dim)
 
 
-def together(site: Site, value: Value, wide: DType) -> Value:
-    """The pieces along the last dim as one element of the unsigned type `wide`."""
+def together(site: Site, value: Value, wide: DType, dim: int = -1) -> Value:
+    """The pieces along a dim, the last unless named, as one element of the unsigned type `wide`."""
     make = site.make
     value = make.bitcast(value, UNSIGNED[value.type.dtype.bytes])
-    *kept, count = value.type.shape
+    shape = value.type.shape
+    dim %= len(shape)
+    kept = (*shape[:dim], *shape[dim + 1 :])
     total: Value | None = None
-    for k in range(count):
-        part = make.slice(value, (0,) * len(kept) + (k,), (*kept, k + 1))
-        term = make.convert(make.reshape(part, kept), wide)
+    for k in range(shape[dim]):
+        start = tuple(k if d == dim else 0 for d in range(len(shape)))
+        limit = tuple(k + 1 if d == dim else n for d, n in enumerate(shape))
+        term = make.convert(make.reshape(make.slice(value, start, limit), kept), wide)
         term = make.with_number("shift_left", term, 8 * value.type.dtype.bytes * k)
         total = term if total is None else make.op("or", total, term)
     assert total is not None, "the width grows, so there are pieces"

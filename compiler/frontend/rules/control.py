@@ -6,11 +6,19 @@ calls) is refused here with what to do.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.generator import WORD
-from shardwright.compiler.frontend.rules.registry import Scope, Site, Values, imports
+from shardwright.compiler.frontend.mlir import call_target
+from shardwright.compiler.frontend.rules.registry import (
+    Scope,
+    Site,
+    Values,
+    imports,
+    refuse,
+    refuses,
+)
 from shardwright.compiler.frontend.rules.trip_count import (
     Counter,
     WhileParts,
@@ -35,6 +43,23 @@ def composite(site: Site) -> Values:
         counter, key = site.operands
         return (site.make.op("random_bits", counter, key),)
     return site.importer.call(site, site.op.attributes["decomposition"].value)
+
+
+@refuses("stablehlo.tuple")
+def tuple_(site: Site) -> NoReturn:
+    """Tuples are taken apart before; one that a call still reads has no arrays to pass on."""
+    readers = [call_target(use.owner) for use in site.op.results[0].uses]
+    for reader in readers:
+        if reader.startswith(BOUNDARY):
+            refuse(
+                "NCC_ETUP002",
+                f"{reader} requires arrays as operands, got a tuple of {len(site.operands)}",
+                "pass the arrays one by one",
+            )
+    refuse("NCC_EVRF001", "values require a tensor type, got a tuple", "pass arrays one by one")
+
+
+BOUNDARY = "NeuronBoundaryMarker"
 
 
 @imports("stablehlo.while")

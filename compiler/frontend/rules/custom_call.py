@@ -13,11 +13,12 @@ from functools import partial
 from typing import NoReturn
 
 from shardwright.compiler.dtypes import DType
-from shardwright.compiler.frontend.callbacks import CALLBACKS
+from shardwright.compiler.frontend.callbacks import CALLBACKS, DEVICE_PRINT
 from shardwright.compiler.frontend.mlir import call_target
-from shardwright.compiler.frontend.rules import gspmd, host, resize
+from shardwright.compiler.frontend.rules import gspmd, host, kernels, microscaling, resize
 from shardwright.compiler.frontend.rules import vendor_calls as calls
 from shardwright.compiler.frontend.rules.collective import ragged_all_to_all
+from shardwright.compiler.frontend.rules.collective_matmul import COLLECTIVE_MATMUL
 from shardwright.compiler.frontend.rules.process_groups import RAGGED
 from shardwright.compiler.frontend.rules.registry import Maker, Rule, Site, Values, imports, refuse
 from shardwright.compiler.frontend.rules.sort import approx_top_k
@@ -72,16 +73,12 @@ ACTIVATIONS: dict[str, Function] = {
     "AwsNeuronSilu": _silu,
 }
 _VENDOR = "AwsNeuron"
-_NO_PUBLIC_FORM = frozenset(
-    f"{_VENDOR}{name}"
-    for name in (
-        *("CollectiveMatmul", "CustomNativeKernel", "CustomOp", "DevicePrint", "DropoutMaskV1"),
-        *("IntMatmult", "SiluBackward"),
-    )
-)
-"""Listed by the error page; what they take is written down nowhere public, so they stay refused."""
+_NO_PUBLIC_FORM = f"{_VENDOR}DropoutMaskV1"
+"""Listed by the error page; what it takes is written down nowhere public, and nothing known is like
+it: a mask needs a shape, a rate and a state of a generator. It stays refused."""
 PASSED_ON = frozenset(
     (
+        DEVICE_PRINT,
         *("AwsNeuronLNCShardingConstraint", "AwsNeuronTransferWithStaticRing"),
         *("AwsNeuronModuleMarkerStart-Forward", "AwsNeuronModuleMarkerStart-Backward"),
         *("AwsNeuronModuleMarkerEnd-Forward", "AwsNeuronModuleMarkerEnd-Backward"),
@@ -89,6 +86,10 @@ PASSED_ON = frozenset(
     )
 )
 COMPOSITES: dict[str, Rule] = {
+    kernels.NATIVE_KERNEL: kernels.native_kernel,
+    kernels.CUSTOM_OP: kernels.custom_op,
+    "AwsNeuronIntMatmult": calls.int_matmult,
+    "AwsNeuronSiluBackward": calls.silu_backward,
     "AwsNeuronArgMax": partial(calls.first_extreme, kind="max"),
     "AwsNeuronArgMin": partial(calls.first_extreme, kind="min"),
     "AwsNeuronRmsNorm": calls.rms_norm,
@@ -101,6 +102,8 @@ COMPOSITES: dict[str, Rule] = {
     "ResizeNearest": resize.nearest,
     "ResizeNearestGrad": resize.nearest_grad,
     host.ANNOTATION: host.placement,
+    microscaling.QUANTIZE: microscaling.quantize,
+    microscaling.SCALED_DOT: microscaling.scaled_dot,
     "SPMDFullToShardShape": gspmd.annotation,
     "SPMDShardToFullShape": gspmd.annotation,
     "Sharding": gspmd.annotation,
@@ -115,6 +118,8 @@ def custom_call(site: Site) -> Values:
         return COMPOSITES[target](site)
     if target in CALLBACKS:
         return _callback(site)
+    if target == DEVICE_PRINT and not len(site.op.results):
+        return ()
     if target not in ACTIVATIONS and target not in PASSED_ON:
         _refuse(target)
     results, given = site.result_types(), [v.type for v in site.operands]
@@ -146,7 +151,10 @@ def _refuse(target: str) -> NoReturn:
     up in the vendor's own space fails verification, any other has no code.
     """
     hint = "replace it with ordinary operators"
-    if target in _NO_PUBLIC_FORM:
+    if target == COLLECTIVE_MATMUL:
+        why = "requires matrices [m, k] and k x n, and rhs_contracting_dim, tp_degree, num_groups"
+        refuse("NCC_EVRF064", f"custom call {target} {why}", "correct its backend_config or types")
+    if target == _NO_PUBLIC_FORM:
         why = "is known to neuronx-cc, but what it takes is not public"
         refuse("NCC_EHCA005", f"custom call {target} {why}", hint)
     code = "NCC_EVRF015" if target.startswith(_VENDOR) else "NCC_EHCA005"

@@ -30,6 +30,8 @@ _CALL = "stablehlo.custom_call"
 _SEND, _RECV, _MOVE = "stablehlo.send", "stablehlo.recv", "stablehlo.collective_permute"
 _PAIRS = "_xla_send_recv_source_target_pairs"
 """What XLA writes into both ends of a message between ranks."""
+_OF_CALLS = ("call_target_name", "backend_config", "has_side_effect", "api_version")
+"""Attributes of a custom call that are read; layouts and aliases are not."""
 
 
 def respell(module: Any) -> None:
@@ -130,6 +132,9 @@ def _permute(send: Any, recv: Any, at: Any) -> None:
 
 def _untie(module: Any) -> None:
     """Read elements of tuples where they come from, and drop tokens that nothing is ordered by."""
+    for op in all_ops(module):
+        if op.name == _CALL and [str(r.type)[: len("tuple<")] for r in op.results] == ["tuple<"]:
+            _untie_results(op)
     elements, makers = [], []
     for op in all_ops(module):
         if op.name == _ELEMENT:
@@ -144,6 +149,22 @@ def _untie(module: Any) -> None:
     for op in reversed(makers):
         if not any(True for _ in op.result.uses):
             op.erase()
+
+
+def _untie_results(op: Any) -> None:
+    """Give a custom call the elements of its tuple as results, as HLO calls of several have it."""
+    from jaxlib.mlir import ir
+
+    tuple_type = ir.TupleType(op.result.type)
+    types = [tuple_type.get_type(i) for i in range(tuple_type.num_types)]
+    if any(isinstance(type, ir.TupleType) for type in types):
+        return
+    attributes = {name: op.attributes[name] for name in _OF_CALLS if name in op.attributes}
+    with op.location, ir.InsertionPoint(op):
+        made = ir.Operation.create(_CALL, types, list(op.operands), attributes)
+        tied = ir.Operation.create(_TUPLE, [tuple_type], list(made.results))
+    op.result.replace_all_uses_with(tied.result)
+    op.erase()
 
 
 def _meant(op: Any) -> str:

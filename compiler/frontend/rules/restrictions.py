@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import CompileError
 from shardwright.compiler.frontend.mlir import call_target
+from shardwright.compiler.frontend.rules.microscaling import QUANTIZE, SCALED_DOT
 from shardwright.compiler.frontend.rules.reduce import reduction_kinds
 from shardwright.compiler.frontend.rules.registry import Check, Site, refuse
 from shardwright.compiler.ir.facts import behind, stored
@@ -31,10 +32,28 @@ OUTPUT_LIMIT_BYTES = 4 * 10**9
 """documented: error page EVRF024, 4 GB per output tensor."""
 
 
-def checks_for(profile: Profile) -> dict[str, Check]:
-    """MLIR op name -> check, for a release; empty for the own profile."""
-    if profile.is_own:
-        return {}
+def checks_for(
+    profile: Profile, generation: str = "", fp8_as_e4m3: bool = False
+) -> dict[str, Check]:
+    """MLIR op name, or target of a custom call, -> check, for a release and the NeuronCore of a
+    `generation` (none: of any); without one for the own profile but for those of the NeuronCore.
+    """
+    found = {} if profile.is_own else _of_release(profile)
+    calls = (
+        dict.fromkeys((QUANTIZE, SCALED_DOT), _mx_check(generation, fp8_as_e4m3))
+        if generation
+        else {}
+    )
+    calls = {**calls, **found}
+    if any(not name.startswith(_STABLEHLO) for name in calls):
+        calls["stablehlo.custom_call"] = lambda site: _call(site, calls)
+    return calls
+
+
+_STABLEHLO = ("stablehlo.", "chlo.")
+
+
+def _of_release(profile: Profile) -> dict[str, Check]:
     found: dict[str, Check] = {
         "stablehlo.gather": _gather,
         "stablehlo.reduce": lambda site: _reduce(site, profile),
@@ -48,12 +67,29 @@ def checks_for(profile: Profile) -> dict[str, Check]:
         found["stablehlo.rng_bit_generator"] = _ignore_seed
     for name, row in added_later(profile).items():
         found[f"stablehlo.{name}"] = _not_yet(row, profile)
-    calls = calls_added_later(profile)
-    for name, call in calls.items():
+    for name, call in calls_added_later(profile).items():
         found[name] = _not_yet(call, profile)
-    if calls:
-        found["stablehlo.custom_call"] = lambda site: _call(site, found)
     return found
+
+
+def _mx_check(generation: str, fp8_as_e4m3: bool) -> Check:
+    """Microscaling calls: of trn3 on, and not where f8E4M3FN is taken as another type."""
+
+    def check(site: Site) -> None:
+        name = call_target(site.op)
+        if fp8_as_e4m3 or generation in CORES_WITHOUT_MX:
+            refuse(
+                "NCC_EVRF051",
+                f"{name} requires trn3 without --experimental-unsafe-fp8e4m3fn-as-fp8e4m3, got"
+                f" NeuronCore-{generation}{' with it' if fp8_as_e4m3 else ''}",
+                "compile for trn3, or compute the product in bf16",
+            )
+
+    return check
+
+
+CORES_WITHOUT_MX = ("v1", "v2", "v3")
+"""Generations without microscaling formats (documented: error page EVRF051, NKI's quantize_mx)."""
 
 
 def check_outputs(graph: Graph, profile: Profile) -> None:

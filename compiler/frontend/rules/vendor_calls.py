@@ -2,7 +2,8 @@
 
 Forms as the front ends emit them (transformers-neuronx, torch-neuronx): the dim, or k, is text in
 `backend_config`; indices are u32 or s64; the epsilon of RmsNorm is a scalar operand; the backward
-pass of softmax takes the gradient and the forward's result.
+pass of softmax takes the gradient and the forward's result. No front end that is public writes
+SiluBackward and IntMatmult: they are taken by analogy (design note 0094), and other forms refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.mlir import call_target, text_of
 from shardwright.compiler.frontend.rules.registry import Site, Values, refuse
-from shardwright.compiler.ir.ops import SortAttrs
+from shardwright.compiler.ir.ops import DotGeneralAttrs, SortAttrs
 
 
 def first_extreme(site: Site, kind: str) -> Values:
@@ -78,6 +79,39 @@ def softmax_backward(site: Site) -> Values:
     total = make.reduce(make.multiply(grad, y), "add", (dim,))
     rest = make.op("subtract", grad, make.spread_back(total, (dim,), grad))
     return (make.convert(make.multiply(y, rest), type.dtype),)
+
+
+def silu_backward(site: Site) -> Values:
+    """The derivative of Silu, s + x s (1 - s) with s = logistic(x), in fp32; of two operands, the
+    gradient before x, times the gradient (as SoftmaxBackward and GeluBackward have theirs).
+    """
+    given = site.operands if len(site.operands) == 2 else _operands(site, 1)
+    types = {v.type for v in given} | {site.result_type()}
+    if len(types) > 1 or not given[0].type.dtype.is_float:
+        refuse("NCC_EVRF064", f"SiluBackward requires floats of one type, got {_types(site)}")
+    make = site.make
+    x = make.convert(given[-1], DType.F32)
+    gate = make.op("logistic", x)
+    rest = make.op("subtract", make.splat(1.0, x.type), gate)
+    slope = make.add(gate, make.multiply(make.multiply(x, gate), rest))
+    for grad in given[:-1]:
+        slope = make.multiply(make.convert(grad, DType.F32), slope)
+    return (make.convert(slope, given[0].type.dtype),)
+
+
+def int_matmult(site: Site) -> Values:
+    """The product of two matrices of integers, the last dim of lhs with the first of rhs."""
+    lhs, rhs = _operands(site, 2)
+    result = site.result_type()
+    if not all(type.rank == 2 and type.dtype.is_integer for type in (lhs.type, rhs.type, result)):
+        refuse("NCC_EVRF064", f"IntMatmult requires matrices of integers, got {_types(site)}")
+    attrs = DotGeneralAttrs((), (), (1,), (0,), dtype=result.dtype)
+    return site.emit("dot_general", (lhs, rhs), attrs).results
+
+
+def _types(site: Site) -> str:
+    given = ", ".join(str(v.type) for v in site.operands)
+    return f"{given} -> {', '.join(map(str, site.result_types()))}"
 
 
 def _operands(site: Site, count: int) -> Values:
