@@ -1,7 +1,8 @@
-"""Published training runs as jobs: `recipes.toml`, under names that `model.recipe` takes.
+"""Published training runs and layouts as jobs: `recipes.toml`, under names of `model.recipe`.
 
-A recipe is a row as `validate` reads one. Its model is the task of the row; its mesh, batches,
-machine and software are tables of a job, which flags and job files overrule key by key.
+A recipe is a row as `validate` reads one; a layout is one without a measured step. Its model is the
+task of the row; its mesh, batches, machine and software are tables of a job, which flags and job
+files overrule key by key.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from functools import cache
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
-from shardwright.orchestrator.validation.published import PublishedRun, Workload, run_of
+from shardwright.orchestrator.validation.published import (
+    PublishedRun,
+    Setup,
+    Workload,
+    run_of,
+    setup_of,
+)
 from shardwright.orchestrator.validation.published_columns import entries
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -33,15 +40,19 @@ def recipe_source(name: str) -> str:
 
 
 @cache
-def recipe(name: str) -> PublishedRun:
-    """The run of a recipe. Raises UsageError for an unknown one."""
+def recipe(name: str) -> Setup:
+    """The run of a recipe, a `PublishedRun` where its step was measured. Raises UsageError for an
+    unknown one."""
     if name not in _rows():
         raise UsageError(
             "SW_MODEL",
-            f"model.recipe requires the name of a published run, got {name!r}",
+            f"model.recipe requires the name of a published run or layout, got {name!r}",
             hint=did_you_mean(name, recipe_names(), f"recipes are {', '.join(recipe_names())}"),
         )
-    run = run_of(_rows()[name], 0)
+    row = _rows()[name]
+    if "step_time_s" not in row:
+        return setup_of(row)
+    run = run_of(row, 0)
     assert isinstance(run, PublishedRun), run
     return run
 

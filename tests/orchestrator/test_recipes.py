@@ -1,4 +1,6 @@
-"""Published runs as jobs: what `plan` says of a recipe is what `validate` says of its run."""
+"""Published runs and layouts as jobs: what `plan` says of a recipe is what `validate` says of its
+run, and a layout fits.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.validation.predict import Predictor, job_of
+from shardwright.orchestrator.validation.published import PublishedRun
 from shardwright.orchestrator.validation.recipes import recipe, recipe_names, recipe_source
 from shardwright.sim_cluster.profiles import fitted_profile
 from tests.support.cells import long_in_matrix
@@ -25,10 +28,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 QUICK = "vit-base-1n"
 OFTEN = ("llama2-13b-nxd-32n-pp4",)
 """With pipeline stages, which the quick one has not."""
-RARE = {*recipe_names()} - {QUICK, *OFTEN}
+RUNS = [name for name in recipe_names() if isinstance(recipe(name), PublishedRun)]
+LAYOUTS = [name for name in recipe_names() if name not in RUNS]
+RARE = {*RUNS} - {QUICK, *OFTEN}
+SHORT = ("gpt3-6.7b-nemo-1n", "llama-3b-nemo-1n", "llama2-7b-nemo-4n")
+"""Without pipeline stages, which make a plan minutes long where micro-batches are many."""
 
 
-@pytest.mark.parametrize("name", long_in_matrix(recipe_names(), OFTEN, RARE))
+@pytest.mark.parametrize("name", long_in_matrix(RUNS, OFTEN, RARE))
 def test_plan_is_validate_to_the_picosecond(name: str) -> None:
     run = recipe(name)
     job = load(None, [f"model.recipe={name}"])
@@ -43,6 +50,15 @@ def test_plan_is_validate_to_the_picosecond(name: str) -> None:
     assert report["timing"]["confidence"].startswith("calibrated on")
 
 
+@pytest.mark.parametrize("name", long_in_matrix(LAYOUTS, SHORT, {*LAYOUTS} - {*SHORT}))
+def test_a_published_layout_fits(name: str) -> None:
+    """All of them ran; how long a step of them takes is told as what no run was compared with."""
+    report = plan_cache.plan(load(None, [f"model.recipe={name}"]))
+    assert report["memory"]["fits"]
+    timing = report["timing"]
+    assert timing["step_time_s"] > 0 and timing["confidence"] == "extrapolated"
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_is_the_job_of_its_run(name: str) -> None:
     run = recipe(name)
@@ -52,7 +68,7 @@ def test_a_recipe_is_the_job_of_its_run(name: str) -> None:
     for table in ("strategy", "mesh", "cluster", "compiler"):
         assert getattr(job, table) == getattr(own, table)
     assert not compared(job).strategy.open_keys  # it says both
-    cell = f"| `{name}` | {run.id} |"
+    cell = f"| `{name}` | {run.id if isinstance(run, PublishedRun) else run.model} |"
     assert cell in PAGE.read_text(), cell
 
 
