@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.orchestrator.validation.published import PublishedRun, Workload
-from shardwright.orchestrator.validation.recipes import recipe, recipe_names, recipe_source
+from shardwright.orchestrator.validation.recipes import Served, recipe, recipe_names, recipe_source
 from shardwright.orchestrator.validation.run_settings import profiles
 from shardwright.sim_cluster.calibration import constants
 
@@ -67,6 +67,7 @@ def kept_facts() -> dict[str, Iterator[str]]:
         "sources": _sources(),
         "recipes": _recipes(),
         "layouts": _layouts(),
+        "served": _served(),
         "constants": _constants(),
     }
 
@@ -103,7 +104,7 @@ def _layouts() -> Iterator[str]:
     names = ("recipe", "model", "layers x width", "tokens", "settings", "layout", "instances")
     yield _header(*names, "samples", "stored as", "recomputation", "source")
     for name in recipe_names():
-        if isinstance(run := recipe(name), PublishedRun):
+        if isinstance(run := recipe(name), PublishedRun | Served):
             continue
         w = run.workload
         batch = w.micro_batch * w.dp * w.num_microbatches
@@ -113,6 +114,14 @@ def _layouts() -> Iterator[str]:
             *(run.settings.name, _layout(w), str(w.nodes), f"{batch:,}", stored, w.remat),
             recipe_source(name),
         )
+
+
+def _served() -> Iterator[str]:
+    yield _header("recipe", "model", "machine", "cores", "sequences", "positions", "source")
+    for name in recipe_names():
+        if isinstance(one := recipe(name), Served):
+            cells = (one.preset, one.target, str(one.tp), str(one.sequences), f"{one.context:,}")
+            yield _line(f"`{name}`", *cells, recipe_source(name))
 
 
 def _layout(w: Workload) -> str:
