@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwright.orchestrator.validation.recipes import recipe, recipe_names, recipe_source
+from shardwright.orchestrator.validation.published import PublishedRun, Workload
+from shardwright.orchestrator.validation.recipes import Served, recipe, recipe_names, recipe_source
 from shardwright.orchestrator.validation.run_settings import profiles
 from shardwright.sim_cluster.calibration import constants
 
@@ -65,6 +66,8 @@ def kept_facts() -> dict[str, Iterator[str]]:
         "settings": _settings(),
         "sources": _sources(),
         "recipes": _recipes(),
+        "layouts": _layouts(),
+        "served": _served(),
         "constants": _constants(),
     }
 
@@ -91,12 +94,39 @@ def _sources() -> Iterator[str]:
 def _recipes() -> Iterator[str]:
     yield _header("recipe", "row", "model", "settings", "layout", "published step s", "source")
     for name in recipe_names():
-        run = recipe(name)
+        if isinstance(run := recipe(name), PublishedRun):
+            named = (f"`{name}`", run.id, run.model, run.settings.name)
+            published = f"{run.step_time_s:g}"
+            yield _line(*named, _layout(run.workload), published, recipe_source(name))
+
+
+def _layouts() -> Iterator[str]:
+    names = ("recipe", "model", "layers x width", "tokens", "settings", "layout", "instances")
+    yield _header(*names, "samples", "stored as", "recomputation", "source")
+    for name in recipe_names():
+        if isinstance(run := recipe(name), PublishedRun | Served):
+            continue
         w = run.workload
-        layout = f"tp {w.tp}, pp {w.pp}, dp {w.dp}"
-        published = f"{run.step_time_s:g}"
-        source = recipe_source(name)
-        yield _line(f"`{name}`", run.id, run.model, run.settings.name, layout, published, source)
+        batch = w.micro_batch * w.dp * w.num_microbatches
+        stored = w.storage.params + (", f32 master" if w.storage.gradients == "f32" else "")
+        yield _line(
+            *(f"`{name}`", run.model, f"{w.layers} x {w.hidden}", f"{w.seq_len:,}"),
+            *(run.settings.name, _layout(w), str(w.nodes), f"{batch:,}", stored, w.remat),
+            recipe_source(name),
+        )
+
+
+def _served() -> Iterator[str]:
+    yield _header("recipe", "model", "machine", "cores", "sequences", "positions", "source")
+    for name in recipe_names():
+        if isinstance(one := recipe(name), Served):
+            cells = (one.preset, one.target, str(one.tp), str(one.sequences), f"{one.context:,}")
+            yield _line(f"`{name}`", *cells, recipe_source(name))
+
+
+def _layout(w: Workload) -> str:
+    zero = ", ZeRO-1" if w.zero1 else ""
+    return f"tp {w.tp}, pp {w.pp}, dp {w.dp}{zero if w.tp * w.pp > 1 else ''}"
 
 
 def _header(*names: str) -> str:

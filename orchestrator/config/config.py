@@ -329,13 +329,9 @@ def load(
             raise UsageError("SW_USAGE", f"--set requires table.key=value, got {text!r}", hint=hint)
         _put(data, table, name, value.strip())
     _put_all(data, changes or {})
-    for table, values in (
-        *(below or {}).items(),
-        *_of_recipe(data).items(),
-        *_of_mode(data).items(),
-    ):
-        if isinstance(given := data.setdefault(table, {}), dict):
-            data[table] = {**values, **given}
+    _put_below(data, below or {})
+    _put_below(data, _of_recipe(data))
+    _put_below(data, _of_mode(data))
     source = str(path) if path else "the command line"
     unknown = sorted(set(data) - set(TABLES))
     if unknown:
@@ -362,6 +358,13 @@ def _check_interval(given: GoodputConfig) -> None:
             f" {given.checkpoint_interval_steps}",
             hint="leave one out, or set it to 0",
         )
+
+
+def _put_below(data: dict[str, Any], tables: Tables) -> None:
+    """Put the values of tables where nothing else is said."""
+    for table, values in tables.items():
+        if isinstance(given := data.setdefault(table, {}), dict):
+            data[table] = {**values, **given}
 
 
 def _put_all(data: dict[str, Any], values: Keys) -> None:

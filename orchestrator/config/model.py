@@ -20,7 +20,7 @@ from shardwright.compiler.support.files import read_regular
 from shardwright.orchestrator.config.config import KEYS, JobConfig, Keys
 from shardwright.orchestrator.config.model_file import is_text, model_config, model_path
 from shardwright.orchestrator.models.presets import preset_task
-from shardwright.orchestrator.validation.recipes import recipe
+from shardwright.orchestrator.validation.recipes import Served, recipe, trained_recipe
 
 if TYPE_CHECKING:
     from shardwright.orchestrator.models.adapters import Lora
@@ -77,9 +77,16 @@ def _served(job: JobConfig) -> TrainTask:
         "context": model.seq_len,
         "dtype": _DTYPES[compute_type(job)],
     }
-    if model.preset:
-        return served_preset(model.preset, **asked)
+    if preset := _served_name(job):
+        return served_preset(preset, **asked)
     return _of_file(job, lambda config, name: served_config(config, name=name, **asked))
+
+
+def _served_name(job: JobConfig) -> str:
+    """The preset that a job serves; empty where it serves none."""
+    if job.model.recipe and isinstance(served := recipe(job.model.recipe), Served):
+        return served.preset
+    return job.model.preset
 
 
 def check_named(job: JobConfig) -> None:
@@ -111,10 +118,10 @@ OF_TRAINING = (
 
 
 def _check_served(job: JobConfig) -> None:
-    """Refuse inference of what is no preset and no config, and settings of training. Raises
-    UsageError."""
+    """Refuse inference of what is no preset, no config and no recipe of serving, and settings of
+    training. Raises UsageError."""
     model, usual = job.model, JobConfig().but({"strategy.remat": "none"})
-    if not (model.preset or model.config):
+    if not (model.config or _served_name(job)):
         named = next(name for name in MODELS if getattr(model, name))
         raise UsageError(
             "SW_MODE",
@@ -228,7 +235,7 @@ def _published(job: JobConfig) -> TrainTask:
     """The step of a published run, for as many tensor-parallel ranks as the job has."""
     from shardwright.orchestrator.validation.tasks import task_of
 
-    own = recipe(job.model.recipe).workload
+    own = trained_recipe(job.model.recipe).workload
     return task_of(
         dataclasses.replace(
             own,
@@ -257,7 +264,8 @@ def compute_type(job: JobConfig) -> str:
     if job.model.dtype != "auto":
         return job.model.dtype
     if job.model.recipe:
-        is_short = recipe(job.model.recipe).workload.storage.activations == "bf16"
+        own = recipe(job.model.recipe)
+        is_short = isinstance(own, Served) or own.workload.storage.activations == "bf16"
         return "bfloat16" if is_short else "float32"
     if not job.model.config:
         return "bfloat16" if job.model.preset else "float32"

@@ -14,6 +14,8 @@ from shardwright.compiler.frontend.task import Mode
 from shardwright.compiler.machine.target import Fact, Target
 from shardwright.orchestrator.config.config import JobConfig, recipe_job
 from shardwright.orchestrator.report.text import Facts
+from shardwright.orchestrator.validation.published import PublishedRun
+from shardwright.orchestrator.validation.recipes import recipe
 from shardwright.sharding.settings import DISTRIBUTED_OPTIMIZER, MANUAL, StrategySettings
 from shardwright.sharding.strategies.decisions import SHARD_AXES
 from shardwright.sim_cluster.calibration import constants
@@ -72,8 +74,8 @@ def asked(
 
 
 def _is_published(job: JobConfig) -> bool:
-    """Whether a job is a recipe in which nothing that a plan depends on has another value."""
-    if not job.model.recipe:
+    """Whether a job is a measured run in which nothing that a plan depends on has another value."""
+    if not job.model.recipe or not isinstance(recipe(job.model.recipe), PublishedRun):
         return False
     own = recipe_job(job.model.recipe)
     tables = attrgetter("model", "strategy", "mesh", "compiler", "faults")

@@ -105,24 +105,13 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedRun:
-    """One measured run; `settings` is the profile of its software."""
+class Setup:
+    """A training run as somebody set it up; `settings` is the profile of its software."""
 
     id: str
-    group: str
     model: str
-    primary: bool
     settings: RunSettings
-    matmul_params: float
-    step_time_s: float
     workload: Workload
-
-    @property
-    def model_flops(self) -> float:
-        """FLOPs of one optimizer step, as the published table has them in its MFU column."""
-        w = self.workload
-        sequence = sequence_flops(w.layers, w.hidden, w.seq_len, self.matmul_params)
-        return w.dp * w.micro_batch * w.num_microbatches * sequence
 
     def unsupported(self) -> str:
         """Why the run cannot be predicted; empty when it can."""
@@ -141,6 +130,23 @@ class PublishedRun:
         if w.cores != cores:
             return f"tp * pp * dp requires {cores} cores of {w.nodes} nodes, got {w.cores}"
         return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun(Setup):
+    """A setup whose step was measured."""
+
+    group: str
+    primary: bool
+    matmul_params: float
+    step_time_s: float
+
+    @property
+    def model_flops(self) -> float:
+        """FLOPs of one optimizer step, as the published table has them in its MFU column."""
+        w = self.workload
+        sequence = sequence_flops(w.layers, w.hidden, w.seq_len, self.matmul_params)
+        return w.dp * w.micro_batch * w.num_microbatches * sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +179,7 @@ _SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "d
 
 def run_of(cells: Mapping[str, str], line: int) -> Row:
     """The run that the cells of a line describe, or why there is none."""
-    text = {**dict.fromkeys(OPTIONAL, ""), **cells}
+    text = _with_optional(cells)
     named: dict[str, Any] = {"id": text["id"], "model": text["model"]}
     named |= {"group": text["group"] or text["model"], "primary": text["primary"].lower() == "yes"}
     try:
@@ -187,6 +193,19 @@ def run_of(cells: Mapping[str, str], line: int) -> Row:
         )
     except ValueError as error:
         return UnreadableRun(**named, reason=f"line {line}: {error}")
+
+
+def setup_of(cells: Mapping[str, str]) -> Setup:
+    """The setup that these cells describe: a run's, without what was measured of it. Raises
+    ValueError for a cell that says nothing."""
+    text = _with_optional(cells)
+    settings = settings_of(text)
+    workload = _workload(text, settings)
+    return Setup(id=text["id"], model=text["model"], settings=settings, workload=workload)
+
+
+def _with_optional(cells: Mapping[str, str]) -> dict[str, str]:
+    return {**dict.fromkeys(OPTIONAL, ""), **cells}
 
 
 def _workload(text: Mapping[str, str], settings: RunSettings) -> Workload:

@@ -1,25 +1,48 @@
-"""Published training runs as jobs: `recipes.toml`, under names that `model.recipe` takes.
+"""Published training runs, layouts and serving settings as jobs: `recipes.toml`, under names of
+`model.recipe`.
 
-A recipe is a row as `validate` reads one. Its model is the task of the row; its mesh, batches,
-machine and software are tables of a job, which flags and job files overrule key by key.
+A recipe of training is a row as `validate` reads one; a layout is one without a measured step. Its
+model is the task of the row; its mesh, batches, machine and software are tables of a job, which
+flags and job files overrule key by key. One of serving is a preset, and how it is served.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
-from shardwright.orchestrator.validation.published import PublishedRun, Workload, run_of
+from shardwright.orchestrator.validation.published import (
+    PublishedRun,
+    Setup,
+    Workload,
+    run_of,
+    setup_of,
+)
 from shardwright.orchestrator.validation.published_columns import entries
 
 Tables = Mapping[str, Mapping[str, Any]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Serving settings: `tp` cores of `target` hold the preset, and a cache of `context` positions
+    for each of `sequences`; `accumulation`: sums of short types stay fp32."""
+
+    preset: str
+    target: str
+    tp: int
+    sequences: int
+    context: int
+    accumulation: bool
+
+
 @cache
-def _rows() -> Mapping[str, Mapping[str, str]]:
-    return {row["name"]: row for row in entries("recipes.toml", "recipe")}
+def _rows() -> Mapping[str, Mapping[str, Any]]:
+    rows = [row for table in ("recipe", "served") for row in entries("recipes.toml", table)]
+    return {row["name"]: row for row in rows}
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -29,26 +52,57 @@ def recipe_names() -> tuple[str, ...]:
 
 def recipe_source(name: str) -> str:
     """Where the run of a recipe is published."""
-    return _rows()[name]["source"]
+    source: str = _rows()[name]["source"]
+    return source
 
 
 @cache
-def recipe(name: str) -> PublishedRun:
-    """The run of a recipe. Raises UsageError for an unknown one."""
+def recipe(name: str) -> Setup | Served:
+    """What a recipe sets up, a `PublishedRun` where its step was measured. Raises UsageError for an
+    unknown one."""
     if name not in _rows():
         raise UsageError(
             "SW_MODEL",
-            f"model.recipe requires the name of a published run, got {name!r}",
+            f"model.recipe requires the name of a published run, layout or service, got {name!r}",
             hint=did_you_mean(name, recipe_names(), f"recipes are {', '.join(recipe_names())}"),
         )
-    run = run_of(_rows()[name], 0)
+    row = _rows()[name]
+    if "preset" in row:
+        return Served(**{key: row[key] for key in Served.__dataclass_fields__})
+    if "step_time_s" not in row:
+        return setup_of(row)
+    run = run_of(row, 0)
     assert isinstance(run, PublishedRun), run
     return run
 
 
 def recipe_tables(name: str) -> Tables:
     """The tables of a job that a recipe sets. Raises UsageError, as `recipe`."""
-    return tables_of(recipe(name).workload)
+    found = recipe(name)
+    return _served_tables(found) if isinstance(found, Served) else tables_of(found.workload)
+
+
+def trained_recipe(name: str) -> Setup:
+    """The run or layout of a recipe of training. Raises UsageError for any other."""
+    found = recipe(name)
+    if isinstance(found, Served):
+        raise UsageError(
+            "SW_MODE",
+            f"model.mode = train requires a recipe of training, got {name}, which serves",
+            hint=f"leave the mode out, or train its model: --model {found.preset}",
+        )
+    return found
+
+
+def _served_tables(one: Served) -> Tables:
+    """Decoding, unless a job says prefill: weights and cache lie over all cores of the setting."""
+    return {
+        "model": {"mode": "decode", "seq_len": one.context},
+        "strategy": {"global_batch": one.sequences},
+        "mesh": {"tp": one.tp},
+        "cluster": {"target": one.target, "instances": 1},
+        "compiler": {"mixed_precision_accumulation": one.accumulation},
+    }
 
 
 def tables_of(w: Workload) -> Tables:

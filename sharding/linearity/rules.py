@@ -86,6 +86,8 @@ def _of_samples(op: Op, operands: Sequence[Label]) -> Label:
     }
     made: list[FactoredDim] = [((n, False),) for n in shape]
     for factor in factors_of(op):
+        if factor.kind is FactorKind.GROUPED:  # a part of its dim may be no sample's
+            continue
         if (to := factor.of(count)) is not None:
             for n, d in factor.places:
                 if n < count:

@@ -9,13 +9,13 @@ never run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, ShardingError
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.ir.analysis import known_elements
-from shardwright.compiler.ir.factors import FactorKind
+from shardwright.compiler.ir.factors import FactorKind, Place
 from shardwright.compiler.ir.facts import factors_of, resized
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import (
@@ -211,22 +211,23 @@ def by_factors(context: Localizer, op: Op) -> Sequence[Value]:
     return context.keep(op)
 
 
-def check_factors(context: Localizer, op: Op) -> None:
+def check_factors(context: Localizer, op: Op, checked: Collection[Place] = ()) -> None:
     """Refuse an index that is not sharded alike wherever `op` walks it, and a part of a dim that it
-    needs whole.
+    needs whole; `checked` are dims that a rule has looked at itself.
     """
     values = (*op.operands, *op.results)
     dims = [context.dims(v) for v in values]
     sharded = {(n, d) for n, axes in enumerate(dims) for d, each in enumerate(axes) if each}
+    sharded.difference_update(checked)
     if not sharded:
         return
     for factor in factors_of(op):
-        if factor.kind is FactorKind.LINKED:
+        if factor.kind in _NO_PARTS:
             continue
         (n, d), *others = factor.places
         for m, e in others:
             if dims[m][e] != dims[n][d]:
-                what = f"{_place(op, n, d)} and {_place(op, m, e)}"
+                what = f"{place_text(op, n, d)} and {place_text(op, m, e)}"
                 require_dims(
                     context, op, what, *("+".join(a) or "none" for a in (dims[n][d], dims[m][e]))
                 )
@@ -234,6 +235,9 @@ def check_factors(context: Localizer, op: Op) -> None:
     for n, d in sorted(sharded):
         require_whole(context, op, d, dims[n][d], _WHY[OPS[op.name].kind])
 
+
+_NO_PARTS = (FactorKind.LINKED, FactorKind.GROUPED)
+"""Factors whose dims an op needs whole, unless a rule of its own takes parts."""
 
 _WHY = {
     Kind.VIEW: "it is merged, split or repeated",
@@ -246,7 +250,7 @@ _WHY = {
 }
 
 
-def _place(op: Op, number: int, dim: int) -> str:
+def place_text(op: Op, number: int, dim: int) -> str:
     """A dim of an operand or result, for people."""
     result = number - len(op.operands)
     which = f"operand {number}" if result < 0 else f"result {result}" if result else "the result"

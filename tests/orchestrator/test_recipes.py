@@ -1,4 +1,6 @@
-"""Published runs as jobs: what `plan` says of a recipe is what `validate` says of its run."""
+"""Published runs, layouts and serving settings as jobs: what `plan` says of a recipe is what
+`validate` says of its run, and what was set up somewhere fits.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from shardwright.orchestrator.config.model import resolve_task
 from shardwright.orchestrator.road import plan_cache
 from shardwright.orchestrator.road.units import unit_service
 from shardwright.orchestrator.validation.predict import Predictor, job_of
-from shardwright.orchestrator.validation.recipes import recipe, recipe_names, recipe_source
+from shardwright.orchestrator.validation.published import PublishedRun
+from shardwright.orchestrator.validation.recipes import (
+    Served,
+    recipe,
+    recipe_names,
+    recipe_source,
+    trained_recipe,
+)
 from shardwright.sim_cluster.profiles import fitted_profile
 from tests.support.cells import long_in_matrix
 
@@ -25,12 +34,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 QUICK = "vit-base-1n"
 OFTEN = ("llama2-13b-nxd-32n-pp4",)
 """With pipeline stages, which the quick one has not."""
-RARE = {*recipe_names()} - {QUICK, *OFTEN}
+RUNS = [name for name in recipe_names() if isinstance(recipe(name), PublishedRun)]
+SERVED = [name for name in recipe_names() if isinstance(recipe(name), Served)]
+LAYOUTS = [name for name in recipe_names() if name not in (*RUNS, *SERVED)]
+RARE = {*RUNS} - {QUICK, *OFTEN}
+SHORT = ("gpt3-6.7b-nemo-1n", "llama-3b-nemo-1n", "llama2-7b-nemo-4n")
+"""Without pipeline stages, which make a plan minutes long where micro-batches are many."""
 
 
-@pytest.mark.parametrize("name", long_in_matrix(recipe_names(), OFTEN, RARE))
+@pytest.mark.parametrize("name", long_in_matrix(RUNS, OFTEN, RARE))
 def test_plan_is_validate_to_the_picosecond(name: str) -> None:
-    run = recipe(name)
+    run = trained_recipe(name)
     job = load(None, [f"model.recipe={name}"])
     report = plan_cache.plan(job)
     with unit_service(job, None) as service:
@@ -43,16 +57,58 @@ def test_plan_is_validate_to_the_picosecond(name: str) -> None:
     assert report["timing"]["confidence"].startswith("calibrated on")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", long_in_matrix(LAYOUTS, SHORT, {*LAYOUTS} - {*SHORT}))
+def test_a_published_layout_fits(name: str) -> None:
+    """All of them ran; how long a step of them takes is told as what no run was compared with."""
+    report = plan_cache.plan(load(None, [f"model.recipe={name}"]))
+    assert report["memory"]["fits"]
+    timing = report["timing"]
+    assert timing["step_time_s"] > 0 and timing["confidence"] == "extrapolated"
+
+
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    "name",
+    long_in_matrix(SERVED, (), SERVED),
+)
+def test_published_serving_settings_fit(name: str, mode: str) -> None:
+    """Weights and cache of the example lie on its cores."""
+    one, report = (
+        recipe(name),
+        plan_cache.plan(load(None, [f"model.recipe={name}", f"model.mode={mode}"])),
+    )
+    assert isinstance(one, Served) and report["memory"]["fits"]
+    assert report["mesh"] == {"tp": one.tp}
+    assert report["batch"]["global_batch"] == one.sequences
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_served_recipe_is_its_example(name: str) -> None:
+    one = recipe(name)
+    assert isinstance(one, Served) and recipe_source(name)
+    job = load(None, [f"model.recipe={name}"])
+    task = resolve_task(job)
+    assert (job.model.mode, job.cluster.target) == ("decode", one.target)
+    assert task.tokens_per_sample == 1 and task.name == one.preset
+    assert (job.model.seq_len, job.strategy.global_batch) == (one.context, one.sequences)
+    longer = load(None, [f"model.recipe={name}", "model.mode=prefill", "model.seq_len=512"])
+    assert resolve_task(longer).tokens_per_sample == 512
+    assert f"| `{name}` | {one.preset} | {one.target} |" in PAGE.read_text()
+    with pytest.raises(UsageError, match="requires a recipe of training") as refused:
+        resolve_task(load(None, [f"model.recipe={name}", "model.mode=train"]))
+    assert refused.value.code == "SW_MODE"
+
+
+@pytest.mark.parametrize("name", [*RUNS, *LAYOUTS])
 def test_a_recipe_is_the_job_of_its_run(name: str) -> None:
-    run = recipe(name)
+    run = trained_recipe(name)
     assert not run.unsupported() and recipe_source(name)
     job, own = load(None, [f"model.recipe={name}"]), job_of(run.workload)
     assert layout_of(job) == layout_of(own)
     for table in ("strategy", "mesh", "cluster", "compiler"):
         assert getattr(job, table) == getattr(own, table)
     assert not compared(job).strategy.open_keys  # it says both
-    cell = f"| `{name}` | {run.id} |"
+    cell = f"| `{name}` | {run.id if isinstance(run, PublishedRun) else run.model} |"
     assert cell in PAGE.read_text(), cell
 
 

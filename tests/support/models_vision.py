@@ -1,4 +1,5 @@
-"""Small image models as Flax users write them: residual network, U-Net, vision transformer.
+"""Small image models as Flax users write them: residual network, one with convolutions in groups,
+U-Net, vision transformer.
 
 Each is a `VisionModel`: a training task with random images for batches, and a forward function for
 inference. Nothing in them knows this compiler. Convolutions in front of a norm have no bias, since
@@ -71,6 +72,28 @@ class ResNet(nn.Module):
         for i, width in enumerate(self.widths):
             x = Residual(width, 1 if i == 0 else 2, self.dtype)(x, train)
         return nn.Dense(CLASSES, dtype=self.dtype)(x.mean((1, 2))).astype(jnp.float32)
+
+
+class GroupedNet(nn.Module):
+    """Blocks of three kinds, each beside a skip: expanded, depthwise and projected (MobileNet),
+    depthwise in front of an MLP (ConvNeXt), and in four groups of several channels (ResNeXt).
+    """
+
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        wide = 2 * self.width
+        x = nn.Conv(self.width, (3, 3), (2, 2), dtype=self.dtype)(images)
+        y = nn.relu(nn.Conv(wide, (1, 1), dtype=self.dtype)(x))
+        y = nn.Conv(wide, (3, 3), feature_group_count=wide, use_bias=False, dtype=self.dtype)(y)
+        x = x + nn.Conv(self.width, (1, 1), dtype=self.dtype)(nn.relu(y))
+        y = nn.Conv(self.width, (5, 5), feature_group_count=self.width, dtype=self.dtype)(x)
+        y = nn.gelu(nn.Dense(wide, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(y)))
+        x = x + nn.Dense(self.width, dtype=self.dtype)(y)
+        y = nn.Conv(wide, (3, 3), (2, 2), feature_group_count=4, dtype=self.dtype)(x)
+        return nn.Dense(CLASSES, dtype=self.dtype)(nn.relu(y).mean((1, 2))).astype(jnp.float32)
 
 
 class GroupBlock(nn.Module):
@@ -213,7 +236,17 @@ def unet(dtype: Any = jnp.float32, size: int = 8, widths: tuple[int, ...] = (8, 
 
 def vit(dtype: Any = jnp.float32, size: int = 16, patch: int = 4, width: int = 16) -> VisionModel:
     """Classification by the class token."""
-    model, shape = VisionTransformer(patch, width, 2, dtype), (size, size, 3)
+    return _classifier("vit", VisionTransformer(patch, width, 2, dtype), size)
+
+
+def grouped(dtype: Any = jnp.float32, size: int = 8, width: int = 8) -> VisionModel:
+    """Classification by a network with depthwise and grouped convolutions."""
+    return _classifier("grouped", GroupedNet(width, dtype), size)
+
+
+def _classifier(name: str, model: nn.Module, size: int) -> VisionModel:
+    """Plain training of classes, with momentum."""
+    shape = (size, size, 3)
 
     def init_params(key: jax.Array) -> Any:
         return draw(key, model, jnp.zeros((1, *shape)))["params"]
@@ -223,7 +256,7 @@ def vit(dtype: Any = jnp.float32, size: int = 16, patch: int = 4, width: int = 1
 
     step, init = _plain(loss, init_params, optax.sgd(0.05, momentum=0.9))
     return VisionModel(
-        _task("vit", step, init, shape, {"labels": CLASSES}),
+        _task(name, step, init, shape, {"labels": CLASSES}),
         model.apply,
         lambda state: {"params": state[0]},
         lambda n: jax.ShapeDtypeStruct((n, *shape), jnp.float32),

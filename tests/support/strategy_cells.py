@@ -130,6 +130,12 @@ def vit() -> TrainTask:
     return models_vision.vit().task
 
 
+@cache
+def image_groups() -> TrainTask:
+    """A network with depthwise and grouped convolutions."""
+    return models_vision.grouped().task
+
+
 MODELS: dict[str, Callable[[], TrainTask]] = {
     "gqa": gqa,
     "bert": bert,
@@ -139,6 +145,7 @@ MODELS: dict[str, Callable[[], TrainTask]] = {
     "dropless": dropless,
     "grouped": grouped,
     "vit": vit,
+    "image groups": image_groups,
     "dropout": cache(dropout_decoder.train_task),
     "bert with dropout": bert_with_dropout,
 }

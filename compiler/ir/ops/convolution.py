@@ -8,7 +8,7 @@ multiply exactly and accumulate in fp32; `dtype` is the element type the sum is 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -129,22 +129,38 @@ def _reference(op: Op, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
 
 
 def _factors(op: Op) -> list[Factor]:
-    """Batch, input and output features, and dims that windows of one element do not leave; groups
-    split features, so that dims which one splits are linked at most.
+    """Batch, input and output features, and dims that windows of one element do not leave. What
+    groups split on one side and the output features are the same groups; of input features that
+    groups split, and of a batch, no part gives a part while it has several of them.
     """
     a, taps = op.attrs, [op.operands[1].type.shape[d] for d in op.attrs.rhs[2:]]
-    is_whole = a.feature_groups == a.batch_groups == 1
     found = []
     if a.batch_groups == 1:
         found.append(Factor(((0, a.lhs[0]), (2, a.out[0]))))
     if a.feature_groups == 1:
-        kind = FactorKind.COMBINED if is_whole else FactorKind.LINKED
-        found.append(Factor(((0, a.lhs[1]), (1, a.rhs[1])), kind))
-    kind = FactorKind.PASSED if is_whole else FactorKind.LINKED
-    found.append(Factor(((1, a.rhs[0]), (2, a.out[1])), kind))
+        found.append(Factor(((0, a.lhs[1]), (1, a.rhs[1])), FactorKind.COMBINED))
+    outputs = ((1, a.rhs[0]), (2, a.out[1]))
+    if (split := grouped_dim(a)) is None:
+        found.append(Factor(outputs))
+    else:
+        found.append(Factor(((0, split), *outputs), FactorKind.GROUPED))
     rows = zip(taps, a.strides, a.low, a.high, a.lhs_dilation, strict=True)
     still = [k for k, row in enumerate(rows, 2) if row == (1, 1, 0, 0, 1)]
     return found + [Factor(((0, a.lhs[k]), (2, a.out[k]))) for k in still]
+
+
+def grouped_dim(a: ConvolutionAttrs) -> int | None:
+    """The dim of lhs that groups split, if there are several."""
+    if a.feature_groups > 1:
+        return a.lhs[1]
+    return a.lhs[0] if a.batch_groups > 1 else None
+
+
+def in_fewer_groups(a: ConvolutionAttrs, ways: int) -> ConvolutionAttrs:
+    """The attributes of one of `ways` equal shares of the groups, which `ways` divides."""
+    if a.feature_groups > 1:
+        return replace(a, feature_groups=a.feature_groups // ways)
+    return replace(a, batch_groups=a.batch_groups // ways)
 
 
 define(

@@ -16,6 +16,7 @@ from shardwright.compiler.ir.combinations import REDUCTIONS
 from shardwright.compiler.ir.factors import Factor, FactorKind
 from shardwright.compiler.ir.opdef import OPS, Kind, make_op
 from shardwright.compiler.ir.ops import GatherAttrs
+from shardwright.compiler.ir.ops.convolution import in_fewer_groups
 from shardwright.compiler.ir.types import Op, Value, tensor_type
 from tests.compiler.ir.test_traits import numbered, op_of, same
 from tests.harnesses.all_cases import CASES
@@ -127,6 +128,26 @@ def test_partial_results_combine_to_the_whole(case: OpCase) -> None:
         have, want = (a.astype(np.float64) for a in (found, run(op, inputs)[0]))
         most = float(np.abs(want[np.isfinite(want)]).max(initial=0))
         np.testing.assert_allclose(have, want, rtol=2e-2, atol=1e-2 * most)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_whole_groups_give_those_groups(case: OpCase) -> None:
+    """Each of the equal shares of the groups, where an op has several."""
+    op, inputs = op_of(case), case_inputs(case)
+    for factor in of_kind(op, FactorKind.GROUPED):
+        groups = op.attrs.feature_groups * op.attrs.batch_groups
+        (whole,), made = run(op, inputs), []
+        for taken in range(groups):
+            args = [_share(a, factor.of(n), groups, taken) for n, a in enumerate(inputs)]
+            types = [Value(tensor_type(a.shape, DType.from_numpy(a.dtype))) for a in args]
+            one = make_op(op.name, types, in_fewer_groups(op.attrs, groups))
+            made += run(one, args)
+        joined = np.concatenate(made, factor.of(len(inputs)))
+        assert joined.shape == whole.shape and alike(op, joined, whole)
+
+
+def _share(array: np.ndarray, dim: int | None, ways: int, number: int) -> np.ndarray:
+    return array if dim is None else np.split(array, ways, dim)[number]
 
 
 @pytest.mark.parametrize("case", ROWS)
