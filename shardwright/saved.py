@@ -30,6 +30,7 @@ def compile(
     no_fuse_ops: Collection[str] = (),
     extract_weights: bool = False,
     beside: bool = False,
+    signature: str = "",
     compiler_args: Sequence[str] | str = (),
     compiler_workdir: Path | str = "",
 ) -> PartitionReport:
@@ -39,7 +40,8 @@ def compile(
     parts have at least `minimum_segment_size` operators; `no_fuse_ops` are nodes that stay on the
     CPU, by their names or their operators'. Weights are constants of the NEFF files, or, with
     `extract_weights`, stay in the model; NEFF files are inside of the model, or in a folder
-    `beside` it. `compiler_args` are flags of `shardwright compile`.
+    `beside` it (of an ONNX model). `signature` is which of a SavedModel. `compiler_args` are flags
+    of `shardwright compile`.
 
     Raises UsageError for a model of another kind, for sizes that are missing, and where nothing is
     left to compile; else the DiagnosticError of its reader or the compiler.
@@ -54,6 +56,7 @@ def compile(
         no_fuse_ops=no_fuse_ops,
         extract_weights=extract_weights,
         beside=beside,
+        signature=signature,
         compiler_args=compiler_args,
         compiler_workdir=compiler_workdir,
     )

@@ -9,7 +9,7 @@ fewer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 N = TypeVar("N", bound=Hashable)
 S = TypeVar("S")
@@ -53,6 +53,14 @@ def without_small(
         if not small or len(kept) == len(nodes):
             return found
         kept -= {node for node, side in found.items() if side in small}
+
+
+class RefusedError(Exception):
+    """Nodes of a part that cannot be compiled, and why."""
+
+    def __init__(self, nodes: Mapping[Any, str]) -> None:
+        super().__init__("; ".join(f"{node}: {reason}" for node, reason in nodes.items()))
+        self.nodes = nodes
 
 
 def divided(split: Callable[[Mapping[N, str]], S], refusals: Callable[[S], Mapping[N, str]]) -> S:

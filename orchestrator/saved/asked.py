@@ -20,9 +20,9 @@ class Asked:
     """How a model is saved. `minimum_segment_size` is the fewest nodes of a compiled part,
     `no_fuse_ops` are nodes that stay on the CPU, by their names or their operators'; where
     `extract_weights`, weights are no constants of the NEFF files but stay in the model; where
-    `beside`, NEFF files lie beside it. `input_shape` has sizes of open dims, as `compile` takes
-    them, `compiler_args` are flags of `compile`; `compiler_workdir` keeps what is made on the
-    way."""
+    `beside`, NEFF files lie beside it; `signature` is which of a SavedModel.
+    `input_shape` has sizes of open dims, as `compile` takes them, `compiler_args` are flags of
+    `compile`; `compiler_workdir` keeps what is made on the way."""
 
     target: str = ""
     input_shape: str = ""
@@ -30,6 +30,7 @@ class Asked:
     no_fuse_ops: Collection[str] = ()
     extract_weights: bool = False
     beside: bool = False
+    signature: str = ""
     compiler_args: Sequence[str] | str = ()
     compiler_workdir: Path | str = ""
 

@@ -37,6 +37,7 @@ def add_verbs(verbs: Any) -> None:
         "--extract-weights", action="store_true", help="weights stay in the model, not in NEFFs"
     )
     save.add_argument("--beside", action="store_true", help="NEFF files beside the model")
+    save.add_argument("--signature", default="", help="of a SavedModel; default: serving_default")
     save.add_argument(
         "--compiler-args", default="", metavar="FLAGS", help="flags of `shardwright compile`"
     )

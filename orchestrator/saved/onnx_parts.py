@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.compiler.diagnostics import CompileError, ImportRuleError, UsageError
-from shardwright.compiler.frontend.levels import divided
+from shardwright.compiler.diagnostics import Loc, UsageError, did_you_mean
+from shardwright.compiler.frontend.capture import Lowered
 from shardwright.compiler.frontend.locations import named_file
 from shardwright.compiler.frontend.onnx.foreseen import Shaped
 from shardwright.compiler.frontend.onnx.model import Node, files_beside
 from shardwright.compiler.frontend.onnx.saved_form import Saving, file_of, saved_bytes
 from shardwright.compiler.frontend.onnx.sizes import Sizes
-from shardwright.compiler.frontend.onnx.splitting import Key, Opened, Part, Split, asked
-from shardwright.compiler.surface.resolve import Resolved
-from shardwright.orchestrator.compile.part_files import InProcess, part_neff, workdir
+from shardwright.compiler.frontend.onnx.splitting import Opened, Part, Split, asked
 from shardwright.orchestrator.road.bundling import compiler_version
 from shardwright.orchestrator.saved.asked import Asked
+from shardwright.orchestrator.saved.making import FORMAT, made, nothing
 from shardwright.orchestrator.terminal.outputs import write
 from shardwright.orchestrator.traced.report import CPU, NEURON, KeptRow, PartitionReport, PartRow
-
-FORMAT = 1
 
 
 def save_onnx(path: Path, output: Path, wanted: Asked) -> PartitionReport:
@@ -33,10 +30,8 @@ def save_onnx(path: Path, output: Path, wanted: Asked) -> PartitionReport:
     sizes = Sizes.of(wanted.input_shape or resolved.command.input_shape)
     with named_file(str(path)):
         opened = Opened.read(path.read_bytes(), path, sizes)
-    with workdir(wanted.compiler_workdir) as folder:
-        made = _Making(opened, wanted, resolved, folder)
-        split = made.divided()
-        neffs = [made.neffs[part.key] for part in split.parts if part.is_compiled]
+    kept = _kept(opened.model.graph.nodes, wanted.no_fuse_ops)
+    split, neffs = made(_Graph(opened, not wanted.extract_weights), kept, wanted, resolved)
     report = _report(opened, split)
     saving = Saving(
         neffs=neffs,
@@ -64,73 +59,50 @@ def _copy_beside(data: bytes, source: Path, folder: Path, but: str | bool) -> No
             write(folder / place, file.read_bytes(), "--output")
 
 
-@dataclass(slots=True)
-class _Making:
-    """A model on its way to parts."""
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A model as `making.made` divides it."""
 
     opened: Opened
-    wanted: Asked
-    resolved: Resolved
-    folder: Path
-    neffs: dict[Key, bytes] = field(default_factory=dict)
-    """Of parts that compile: those that stay as they are when others are divided again are compiled
-    once."""
+    inline: bool
 
-    def divided(self) -> Split:
-        """Parts of which every compiled one compiles. Raises UsageError where none is left."""
-        nodes = self.opened.model.graph.nodes
-        self._check_names(nodes)
-        kept = asked(nodes, set(self.wanted.no_fuse_ops))
+    def split(self, refused: Mapping[int, str], least: int) -> Split:
+        """Its parts."""
+        return self.opened.split(refused, least)
 
-        def split(refused: Mapping[int, str]) -> Split:
-            found = self.opened.split({**refused, **kept}, self.wanted.minimum_segment_size)
-            if not any(part.is_compiled for part in found.parts):
-                raise _nothing(self.opened.path, found)
-            return found
+    def module(self, part: Part) -> Lowered:
+        """A part's module, with names."""
+        weights = () if self.inline else part.weights
+        artifact = self.opened.artifact(part, self.inline)
+        return Lowered(artifact, (*weights, *part.inputs), part.outputs)
 
-        return divided(
-            split, lambda found: next(filter(None, map(self._refusals, found.parts)), {})
+    def at(self, part: Part, loc: Loc | None) -> list[int]:
+        """The node of a place, if it is one of a part."""
+        line = loc.line if loc and loc.file == self.opened.model.file else 0
+        return [node.number for node in part.nodes if node.number == line]
+
+    def nothing(self, split: Split) -> UsageError:
+        """The error of a model of which nothing is compiled."""
+        return nothing(
+            self.opened.path.name,
+            [(node.operator, reason) for node, reason in split.kept],
+            "--minimum-segment-size 1 compiles single ones; shapes that follow from no row are"
+            " read from value_info: onnx.shape_inference.infer_shapes(model)",
         )
 
-    def _check_names(self, nodes: tuple[Node, ...]) -> None:
-        known = {node.name for node in nodes} | {node.operator for node in nodes}
-        for name in self.wanted.no_fuse_ops:
-            if name not in known:
-                raise UsageError(
-                    "SW_USAGE",
-                    f"no_fuse_ops requires names of nodes or operators of the model, got {name!r}",
-                    hint=f"operators are {', '.join(sorted({n.operator for n in nodes}))}",
-                )
 
-    def _refusals(self, part: Part) -> dict[int, str]:
-        """Nodes of a part that do not compile, and why. Raises DiagnosticError where it is no
-        node's line."""
-        if not part.is_compiled or part.key in self.neffs:
-            return {}
-        inline = not self.wanted.extract_weights
-        weights = () if inline else part.weights
-        try:
-            artifact = self.opened.artifact(part, inline)
-            reader = InProcess((*weights, *part.inputs), part.outputs)
-            name = f"neff-{len(self.neffs)}"
-            self.neffs[part.key] = part_neff(artifact, name, self.resolved, self.folder, reader)
-        except (ImportRuleError, CompileError) as error:
-            loc = error.diagnostic.loc
-            line = loc.line if loc and loc.file == self.opened.model.file else 0
-            if line not in {node.number for node in part.nodes}:
-                raise
-            return {line: f"{error.diagnostic.message} [{error.code}]"}
-        return {}
-
-
-def _nothing(path: Path, split: Split) -> UsageError:
-    shown = dict.fromkeys(f"{node.operator}: {reason}" for node, reason in split.kept)
-    return UsageError(
-        "SW_NO_OPERATORS",
-        f"{path.name} requires operators that are compiled, got {'; '.join(shown) or 'none'}",
-        hint="--minimum-segment-size 1 compiles single ones; shapes that follow from no row are"
-        " read from value_info: onnx.shape_inference.infer_shapes(model)",
-    )
+def _kept(nodes: Sequence[Node], names: Collection[str]) -> dict[int, str]:
+    """Nodes that are to stay on the CPU. Raises UsageError for a name of none."""
+    known = {node.name for node in nodes} | {node.operator for node in nodes}
+    for name in names:
+        if name not in known:
+            kinds = ", ".join(sorted({node.operator for node in nodes}))
+            raise UsageError(
+                "SW_USAGE",
+                f"no_fuse_ops requires names of nodes or operators of the model, got {name!r}",
+                hint=did_you_mean(name, known, f"operators are {kinds}"),
+            )
+    return asked(nodes, names)
 
 
 def _report(opened: Opened, split: Split) -> PartitionReport:

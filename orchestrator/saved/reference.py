@@ -10,7 +10,8 @@ import numpy as np
 
 from shardwright.compiler.frontend.onnx.reference_op import neff_op
 from shardwright.compiler.frontend.onnx.saved_form import EXECUTABLE, TARGET, TYPES
-from shardwright.orchestrator.saved.onnx_model import NeffNode
+from shardwright.orchestrator.saved.neff_node import NeffNode
+from shardwright.orchestrator.saved.onnx_model import neff_node
 
 
 class _Nodes:
@@ -29,7 +30,7 @@ class _Nodes:
             node = self._loaded.get(key)
             if node is None:
                 said = {EXECUTABLE: np.asarray(executable), TARGET: target, TYPES: key[1]}
-                node = self._loaded[key] = NeffNode.of("shardwright.Neff", said)
+                node = self._loaded[key] = neff_node("shardwright.Neff", said)
         return tuple(node.run([np.asarray(array) for array in arrays]))
 
 

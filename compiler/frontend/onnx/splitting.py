@@ -26,9 +26,6 @@ SMALL = "its part has fewer operators than a compiled one"
 """Why a node stays on the host: a user said so, or it would be alone."""
 
 
-Key = tuple[tuple[int, ...], tuple[str, ...]]
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """Nodes that run together. `inputs` and `outputs` are values that cross its border, `weights`
@@ -41,7 +38,7 @@ class Part:
     weights: tuple[str, ...]
 
     @property
-    def key(self) -> Key:
+    def key(self) -> object:
         """What tells it from other parts of its graph."""
         return tuple(node.number for node in self.nodes), self.outputs
 
