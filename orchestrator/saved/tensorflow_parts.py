@@ -88,6 +88,7 @@ def _report(path: Path, opened: Opened, split: Split) -> PartitionReport:
             weight_bytes=sum(opened.size(f"{name}:0") for name in part.constants),
         )
         for part in split.parts
+        if opened.count(part)
     )
     kept = tuple(
         KeptRow(

@@ -100,12 +100,17 @@ def _graph(opened: Opened, split: Split, neffs: Sequence[bytes], target: str) ->
         for node in message.node
         if node.name in given or (node.op == "Const" and node.name in read)
     )
+    inputs = (each for part in hosts for name in part.nodes for each in nodes[name].input)
+    waited = {name[1:] for name in inputs if name.startswith("^")}
     number = 0
     for part in split.parts:
         if part.is_compiled:
             types = tuple(opened.tensor(name).dtype.name for name in part.outputs)
             held = NeffOp(neffs[number], f"neff_{number}", target, types)
             _add_part(made, opened, part, held)
+            for name in part.nodes:  # what others wait for, though it makes nothing
+                if name in waited and not opened.live[name].outputs:
+                    made.node.add(name=name, op="NoOp", input=[f"^{held.name}"])
             number += 1
         else:
             made.node.extend(nodes[name] for name in part.nodes)

@@ -110,7 +110,6 @@ class Opened:
         live = self.live
         reasons = {name: refused.get(name) or self.reasons[name] for name in live}
         compiled = {name for name, reason in reasons.items() if not reason}
-        compiled -= {name for name, op in live.items() if op.type == "NoOp"}
 
         def count(name: str) -> int:
             return int(live[name].type not in _UNCOUNTED)
