@@ -18,12 +18,14 @@ import pytest
 
 import shardwright.saved
 from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.onnx.hosting import Host
 from shardwright.compiler.frontend.onnx.model import read_model
 from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
 from shardwright.compiler.frontend.onnx.wire import fields, read
 from shardwright.compiler.frontend.onnx.writing import encoded, sized
 from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.triton.served import open_served
 from tests.fixtures.onnx_models import stored
 from tests.support.onnx_bytes import INT, attribute, graph, model, node, tensor, value
 
@@ -372,15 +374,42 @@ def test_nodes_in_numpy_are_those_of_the_reference(operator: str) -> None:
             assert found[name].dtype == array.dtype
 
 
+@pytest.mark.parametrize(
+    ("x", "said", "expected"),
+    [
+        (
+            [[1, 0, 0], [1, 0, 0], [2, 3, 4]],
+            {"axis": 0},
+            [[[1, 0, 0], [2, 3, 4]], [0, 2], [0, 0, 1], [2, 1]],
+        ),
+        (
+            [2, 1, 1, 3, 4, 3],
+            {"sorted": 0},
+            [[2, 1, 3, 4], [0, 1, 3, 4], [0, 1, 1, 2, 3, 2], [1, 2, 2, 1]],
+        ),
+    ],
+)
+def test_unique_along_an_axis_and_in_order(
+    x: list[Any], said: dict[str, int], expected: list[Any]
+) -> None:
+    """The examples of ONNX's page, in forms that its reference fails at (onnx 1.23)."""
+    array = np.asarray(x, np.float32)
+    results = [value("y", "n"), *(value(n, "n", dtype=INT) for n in "abc")]
+    made = graph([node("Unique", "x", "y a b c", **said)], [value("x", *array.shape)], results)
+    data = encoded(model(made))
+    parsed = read_model(data)
+    found = Host(data, parsed, parsed.graph.nodes).run(parsed.graph.nodes[0], {"x": array})
+    assert [found[name].tolist() for name in ("y", *"abc")] == expected
+
+
 def host_case(operator: str, rng: Any, seed: int) -> tuple[Any, dict[str, np.ndarray]]:
     if operator == "Det":
         given = {"x": rng.normal(size=(3, 4, 4)).astype(np.float32)}
         return model(graph([node("Det", "x", "y")], [value("x", 3, 4, 4)], [value("y", 3)])), given
     if operator == "Unique":
-        said = {"sorted": seed % 2} | ({"axis": 0} if seed % 3 == 0 else {})
         given = {"x": rng.integers(0, 3, (6, 2)).astype(np.float32)}
         results = [value("y", "n", dtype=1), *(value(n, "n", dtype=INT) for n in "abc")]
-        made = node("Unique", "x", "y a b c", **said)
+        made = node("Unique", "x", "y a b c")
         return model(graph([made], [value("x", 6, 2)], results)), given
     boxes = np.sort(rng.uniform(size=(2, 12, 2, 2)), axis=2).reshape(2, 12, 4)
     given = {
@@ -460,3 +489,24 @@ def test_weights_of_branches_beside_the_model_are_copied(tmp_path: Path) -> None
     x = np.ones((2, 3), np.float32)
     found = shardwright.saved.load(folder / "saved.onnx")(x=x, c=np.asarray(True))
     check(found, {"y": np.exp(x) + 3})
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_triton_serves_a_saved_model(beside: bool, tmp_path: Path) -> None:
+    path = saved(tmp_path, beside=beside)
+    repository = tmp_path / "repository"
+    assert main(["triton", str(path), str(repository), "--name", "m"]) == 0
+    moved = repository.rename(tmp_path / "elsewhere")
+    served = open_served(moved / "m" / "1", "L1")
+    rows = [
+        (s.name, s.dtype, s.shape) for s in (*served.interface.inputs, *served.interface.outputs)
+    ]
+    assert rows == [
+        ("x", DType.F32, (4, 6)),
+        ("y", DType.F32, (4, 9)),
+        ("z", DType.I64, (2, -1)),
+    ]
+    check(served.run({"x": X}), wanted(X))
+    assert main(["triton", str(path), str(repository), "--name", "m", "--level", "L0"]) == 2
+    text = saved(tmp_path, texts(), "")
+    assert main(["triton", str(text), str(repository), "--name", "t"]) != 0

@@ -139,12 +139,14 @@ def read_model(data: bytes, file: str = MODULE_FILE, *, is_tolerant: bool = Fals
 
 
 def files_beside(data: bytes, folder: Path) -> tuple[Path, ...]:
-    """Files in `folder` that hold weights of a model file, each once; none of a damaged one."""
+    """Files in `folder`, or below, that hold weights of a model file, each once; none of a damaged
+    one."""
     try:
         found = read(data, MODEL, SCHEMA)
     except DamagedError:
         return ()
-    return tuple(dict.fromkeys(folder / place for place in _places(found)))
+    files = dict.fromkeys(folder / place for place in _places(found))
+    return tuple(each for each in files if each.resolve().is_relative_to(folder.resolve()))
 
 
 def _places(message: Any) -> Iterator[str]:
