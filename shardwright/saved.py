@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwright.orchestrator.saved.onnx_model import SavedModel
     from shardwright.orchestrator.traced.report import PartitionReport
 
-__all__ = ["compile", "load", "reference_ops"]
+__all__ = ["analyze", "compile", "load", "reference_ops"]
 
 
 def compile(
@@ -61,6 +61,32 @@ def compile(
         compiler_workdir=compiler_workdir,
     )
     return save(Path(model), Path(output), asked)
+
+
+def analyze(
+    model: Path | str,
+    *,
+    target: str = "",
+    input_shape: str = "",
+    minimum_segment_size: int = 2,
+    no_fuse_ops: Collection[str] = (),
+    signature: str = "",
+    compiler_args: Sequence[str] | str = (),
+) -> PartitionReport:
+    """Which operators of a model `compile` would compile, which would stay on the CPU, and why;
+    arguments are those of it. Raises as it does, but where nothing is compiled."""
+    from shardwright.orchestrator.saved.asked import Asked
+    from shardwright.orchestrator.saved.saving import analyze as analyzed
+
+    asked = Asked(
+        target=target,
+        input_shape=input_shape,
+        minimum_segment_size=minimum_segment_size,
+        no_fuse_ops=no_fuse_ops,
+        signature=signature,
+        compiler_args=compiler_args,
+    )
+    return analyzed(Path(model), asked)
 
 
 def load(path: Path | str, *, target: str = "") -> SavedModel:

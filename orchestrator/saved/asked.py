@@ -22,7 +22,8 @@ class Asked:
     `extract_weights`, weights are no constants of the NEFF files but stay in the model; where
     `beside`, NEFF files lie beside it; `signature` is which of a SavedModel.
     `input_shape` has sizes of open dims, as `compile` takes them, `compiler_args` are flags of
-    `compile`; `compiler_workdir` keeps what is made on the way."""
+    `compile`; `compiler_workdir` keeps what is made on the way. `analyze` only says what would
+    become of it: nothing is compiled or written."""
 
     target: str = ""
     input_shape: str = ""
@@ -31,6 +32,7 @@ class Asked:
     extract_weights: bool = False
     beside: bool = False
     signature: str = ""
+    analyze: bool = False
     compiler_args: Sequence[str] | str = ()
     compiler_workdir: Path | str = ""
 

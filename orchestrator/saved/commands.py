@@ -15,7 +15,11 @@ def add_verbs(verbs: Any) -> None:
     save = verbs.add_parser("save", help="a model whose supported parts are NEFF files")
     save.add_argument("model", type=Path, help="an ONNX model, or the folder of a SavedModel")
     save.add_argument("--target", default="", help="the machine")
-    save.add_argument("--output", "-o", type=Path, required=True, help="the model to write")
+    what = save.add_mutually_exclusive_group(required=True)
+    what.add_argument("--output", "-o", type=Path, help="the model to write")
+    what.add_argument(
+        "--analyze", action="store_true", help="only count operators by kind, compiled and not"
+    )
     save.add_argument(
         "--input-shape", default="", metavar="SIZES", help="batch=4,x=4x3x8x8: sizes of open dims"
     )
@@ -53,12 +57,15 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _save(args: argparse.Namespace) -> int:
-    from shardwright.orchestrator.saved.saving import save
+    from shardwright.orchestrator.saved.saving import analyze, save
     from shardwright.orchestrator.terminal.terminal import say, say_json
 
-    report = save(args.model, args.output, asked_of(Asked, args))
+    asked = asked_of(Asked, args)
+    report = analyze(args.model, asked) if asked.analyze else save(args.model, args.output, asked)
     if args.json:
         say_json(report.as_dict())
+    elif asked.analyze:
+        say(f"{report.table()}\n{report}")
     else:
         say(f"{args.output}: {report}")
     return 0

@@ -3,6 +3,7 @@ the graph divided again where that refuses a node."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -58,13 +59,14 @@ def made(
     graph: Divisible[S], kept: Mapping[Any, str], wanted: Asked, resolved: Resolved
 ) -> tuple[S, list[bytes]]:
     """(the parts of a graph, the NEFF files of the compiled ones in order); `kept` are nodes that
-    are not to be compiled. Raises UsageError where nothing is left to compile, and the
+    are not to be compiled. Where it is only analyzed, parts are imported, and nothing is in their
+    files. Raises UsageError where nothing is left to compile, and the
     DiagnosticError of the compiler at no node's place."""
     neffs: dict[object, bytes] = {}  # those of parts that stay as they are are compiled once
 
     def split(refused: Mapping[Any, str]) -> S:
         found = graph.split({**refused, **kept}, wanted.minimum_segment_size)
-        if not compiled(found):
+        if not compiled(found) and not wanted.analyze:
             raise graph.nothing(found)
         return found
 
@@ -74,8 +76,12 @@ def made(
             try:
                 module = graph.module(part)
                 reader = InProcess(module.arguments, module.results)
-                name = f"neff-{len(neffs)}"
-                neffs[part.key] = part_neff(module.artifact, name, resolved, folder, reader)
+                if wanted.analyze:
+                    reader.read(module.artifact, os.getcwd(), resolved.command.profile)
+                    neffs[part.key] = b""
+                else:
+                    name = f"neff-{len(neffs)}"
+                    neffs[part.key] = part_neff(module.artifact, name, resolved, folder, reader)
             except RefusedError as error:
                 refused: Mapping[Any, str] = error.nodes
                 return refused

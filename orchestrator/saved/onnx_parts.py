@@ -33,6 +33,8 @@ def save_onnx(path: Path, output: Path, wanted: Asked) -> PartitionReport:
     kept = _kept(opened.model.graph.nodes, wanted.no_fuse_ops)
     split, neffs = made(_Graph(opened, not wanted.extract_weights), kept, wanted, resolved)
     report = _report(opened, split)
+    if wanted.analyze:
+        return report
     saving = Saving(
         neffs=neffs,
         target=resolved.command.target.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def save(path: Path, output: Path, asked: Asked) -> PartitionReport:
     """Write a model with its supported parts as NEFF files. Raises UsageError for a file of another
     kind, and where no part compiles; else as the reader of its kind, and the compiler."""
     kind = _kind(path, UsageError)
-    if path.resolve() == output.resolve():
+    if path.resolve() == output.resolve() and not asked.analyze:
         raise UsageError(
             "SW_USAGE", f"--output requires another place than that of the model, got {output}"
         )
@@ -31,6 +32,12 @@ def save(path: Path, output: Path, asked: Asked) -> PartitionReport:
 
         return save_tensorflow(path, output, asked)
     raise _unknown(path, UsageError)
+
+
+def analyze(path: Path, asked: Asked) -> PartitionReport:
+    """What would become of a model: which operators would be compiled, and why others would not.
+    Raises as `save`, but where nothing is compiled."""
+    return save(path, path, replace(asked, analyze=True))
 
 
 def load(path: Path, target: str = "") -> Any:

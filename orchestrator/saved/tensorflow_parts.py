@@ -37,7 +37,8 @@ def save_tensorflow(path: Path, output: Path, wanted: Asked) -> PartitionReport:
             "--beside and --extract-weights require an ONNX model, got a SavedModel",
             hint="NEFF files are constants of a SavedModel, and weights are in them",
         )
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    is_taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
+    if is_taken and not wanted.analyze:
         raise UsageError("SW_USAGE", f"--output requires an empty folder, got {output}")
     resolved = wanted.resolved
     sizes = Sizes.of(wanted.input_shape or resolved.command.input_shape)
@@ -45,6 +46,8 @@ def save_tensorflow(path: Path, output: Path, wanted: Asked) -> PartitionReport:
     kept = asked(opened, set(wanted.no_fuse_ops))
     split, neffs = made(_Graph(path, opened), kept, wanted, resolved)
     report = _report(path, opened, split)
+    if wanted.analyze:
+        return report
     about = {"format": FORMAT, "compiler": compiler_version(), "report": report.as_dict()}
     data = saved_bytes(opened, split, neffs, resolved.command.target.name)
     write(output / ABOUT, json.dumps(about, sort_keys=True, indent=1), "--output")

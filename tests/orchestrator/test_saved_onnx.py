@@ -122,15 +122,17 @@ def test_parts_have_the_values_of_the_model(made: Path) -> None:
     ]
 
 
+def node_bytes(data: bytes) -> list[bytes]:
+    """The messages of a model's nodes."""
+    whole = next(content for number, _, content in fields(data) if number == 7)
+    return [content for number, _, content in fields(whole) if number == 1]
+
+
 def test_what_is_not_compiled_is_what_it_was(made: Path) -> None:
     before, after = in_the_middle(), made.read_bytes()
     assert sized(6, TEXT) in after
 
-    def nodes(data: bytes) -> list[bytes]:
-        whole = next(content for number, _, content in fields(data) if number == 7)
-        return [content for number, _, content in fields(whole) if number == 1]
-
-    kept = [each for each in nodes(before) if each in nodes(after)]
+    kept = [each for each in node_bytes(before) if each in node_bytes(after)]
     assert [read(each, "node", SCHEMA)["operator"] for each in kept] == ["Det", "NonZero"]
     found = read(after, MODEL, SCHEMA)["graph"]
     assert not found["initializers"]
@@ -356,6 +358,66 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (told["operators"], told["compiled"]) == (8, 6)
     assert out.read_bytes() == saved_bytes()
     assert main([*words, str(path)]) == 2
+
+
+def test_operators_are_counted_by_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(in_the_middle())
+    words = ["save", str(path), "--target", "trn1", "--input-shape", "batch=4", "--analyze"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines[:8]]
+    assert rows[0] == ["operator", "instances", "compiled"]
+    assert ["Det", "1", "no"] in rows and ["MatMul", "2", "yes"] in rows
+    assert lines[8].startswith("6 of 8 operators compiled (75.0%)")
+    assert main([*words, "--no-fuse-ops", "second", "--minimum-segment-size", "3"]) == 0
+    assert ["MatMul", "2", "1"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert main([*words, "-o", str(tmp_path / "s.onnx")]) == 2
+    report = shardwright.saved.analyze(
+        path, target="trn1", input_shape="batch=4", minimum_segment_size=9
+    )
+    assert (report.operators, report.compiled) == (8, 0)
+    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+
+
+NODES = 30
+
+
+def random_graph(seed: int) -> tuple[bytes, list[str], dict[str, np.ndarray], dict[str, Any]]:
+    """(a model, nodes that are to stay on the host, inputs, results in double precision)."""
+    rng = np.random.default_rng(seed)
+    unary: dict[str, Callable[..., Any]] = {"Tanh": np.tanh, "Neg": np.negative, "Abs": np.abs}
+    binary: dict[str, Callable[..., Any]] = {"Add": np.add, "Sub": np.subtract, "Max": np.maximum}
+    given = {name: rng.normal(size=(3, 4)).astype(np.float32) for name in ("x", "y")}
+    values: dict[str, Any] = {name: array.astype(np.float64) for name, array in given.items()}
+    nodes = []
+    for number in range(NODES):
+        table = unary if rng.random() < 0.5 else binary
+        operator = list(table)[rng.integers(3)]
+        read = [list(values)[k] for k in rng.integers(len(values), size=1 + (table is binary))]
+        values[f"v{number}"] = table[operator](*(values[name] for name in read))
+        nodes.append(named(f"n{number}", operator, " ".join(read), f"v{number}"))
+    results = [f"v{k}" for k in sorted(set(rng.integers(NODES, size=6).tolist()) | {NODES - 1})]
+    kept = [f"n{k}" for k in range(NODES) if rng.random() < 0.3]
+    inputs = [value(name, 3, 4) for name in given]
+    made = graph(nodes, inputs, [value(name, 3, 4) for name in results])
+    return encoded(model(made)), kept, given, {name: values[name] for name in results}
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 40))]
+)
+def test_random_graphs_with_random_nodes_on_the_host(seed: int, tmp_path: Path) -> None:
+    data, kept, given, expected = random_graph(seed)
+    path = saved(tmp_path, data, "", no_fuse_ops=kept, minimum_segment_size=1 + seed % 2)
+    loaded = shardwright.saved.load(path)
+    check(loaded(given), expected)
+    report = loaded.report()
+    assert report is not None
+    stay = {row.module for row in report.kept}
+    live = {read(each, "node", SCHEMA)["name"] for each in node_bytes(path.read_bytes())}
+    assert stay == live - {name for name in live if name.startswith("neff")}
+    assert stay <= {f"n{k}" for k in range(NODES)} and set(kept) & stay == set(kept) & live
 
 
 @pytest.mark.parametrize("operator", ["NonMaxSuppression", "Unique", "Det"])
