@@ -348,3 +348,27 @@ def test_what_waits_for_a_compiled_operator_still_waits(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as refused:
         loaded(x=X * 1e6)
     assert refused.value.code == "SW_SAVED_HOST"
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("kind", ["table", "variable"])
+def test_a_state_that_changes_is_refused(kind: str, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.w = tf.Variable(np.ones((3, 3), np.float32))
+    pairs = tf.lookup.KeyValueTensorInitializer(["a"], [1.0])
+    module.table = tf.lookup.StaticHashTable(pairs, 0.0)
+
+    def call(x: Any) -> Any:
+        if kind == "variable":
+            module.w.assign_add(x)
+            return {"y": x @ module.w}
+        return {"y": x @ module.w + module.table.lookup(tf.constant("a"))}
+
+    signature = [tf.TensorSpec((3, 3), tf.float32, name="x")]
+    function = tf.function(call, input_signature=signature)
+    path = tmp_path / "original"
+    tf.saved_model.save(module, str(path), signatures=function)
+    found = refusal(lambda: shardwright.saved.compile(path, tmp_path / "saved", target="trn1"))
+    assert found == "SW_SAVED_STATE"

@@ -307,6 +307,7 @@ def open_saved(path: Path, signature: str, sizes: Sizes) -> Opened:
             hint=did_you_mean(name, signatures, "tf.saved_model.save(model, path, signatures=...)"),
         )
     function = signatures[name]
+    _check_state(path, function)
     frozen = convert_to_constants.convert_variables_to_constants_v2(
         function, lower_control_flow=False
     )
@@ -331,6 +332,26 @@ def open_saved(path: Path, signature: str, sizes: Sizes) -> Opened:
         inputs={names[each.name]: each.name for each in frozen.inputs},
         outputs={key: tensor.name for key, tensor in results.items()},
     )
+
+
+def _check_state(path: Path, function: Any) -> None:
+    """Refuse tables, and variables that are changed: a file with constants has neither. Raises
+    UsageError with all of them."""
+    graphs = [function.graph, *(each.graph for each in function.graph._functions.values())]
+    changed = [
+        f"{op.type} {op.name}"
+        for graph in graphs
+        for op in graph.get_operations()
+        if (op.type.startswith("Assign") and op.type.endswith("VariableOp"))
+        or op.type.startswith(("LookupTable", "HashTable", "MutableHashTable"))
+    ]
+    if changed:
+        raise UsageError(
+            "SW_SAVED_STATE",
+            f"{path.name} requires a signature without tables and variables that change, got"
+            f" {', '.join(dict.fromkeys(changed))}",
+            hint="keep them in front of what is saved: a signature of numbers alone",
+        )
 
 
 def _argument_names(function: Any, frozen: Any) -> dict[str, str]:
