@@ -36,6 +36,7 @@ from shardwright.orchestrator.config.job_flags import (
 from shardwright.orchestrator.host import collect_rarely
 from shardwright.orchestrator.report import commands as reports
 from shardwright.orchestrator.report import explanations
+from shardwright.orchestrator.saved import commands as saved
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.submission import commands as submission
 from shardwright.orchestrator.terminal import outputs
@@ -163,7 +164,7 @@ def _parser() -> Parser:
     _opt_parser(verbs)
     _nccom_parser(verbs)
     _neff_parsers(verbs)
-    for room in (triton, reports, submission, cache, values, doctor):
+    for room in (saved, triton, reports, submission, cache, values, doctor):
         room.add_verbs(verbs)
     return parser
 

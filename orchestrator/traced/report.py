@@ -76,6 +76,22 @@ class PartitionReport:
         parts = tuple(PartRow(**row) for row in data["parts"])
         return cls(parts=parts, kept=tuple(KeptRow(**row) for row in data["kept"]))
 
+    def table(self) -> str:
+        """Operators by kind: how many there are, and of how many the code is in NEFF files. Source
+        of its columns: the check tools of Inferentia 1 (helper tools page)."""
+        counts: dict[str, list[int]] = {}
+        for part in self.parts:
+            for operator, count in part.operators.items():
+                row = counts.setdefault(operator, [0, 0])
+                row[0] += count
+                row[1] += count if part.where == NEURON else 0
+        width = max(map(len, [*counts, "operator"]))
+        lines = [f"{'operator':<{width}}  instances  compiled"]
+        for operator, (count, compiled) in sorted(counts.items()):
+            said = {count: "yes", 0: "no"}.get(compiled, str(compiled))
+            lines.append(f"{operator:<{width}}  {count:>9}  {said}")
+        return "\n".join(lines)
+
     def __str__(self) -> str:
         share = self.compiled / self.operators if self.operators else 1.0
         lines = [

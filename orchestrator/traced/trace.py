@@ -8,9 +8,7 @@ compiler refuses at its line) is divided again without what was refused.
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,7 @@ from shardwright.compiler.diagnostics import (
     ImportRuleError,
     UsageError,
 )
-from shardwright.compiler.frontend.detect import AS_IT_IS, Asked, Module, import_file
-from shardwright.compiler.frontend.locations import MODULE_FILE
+from shardwright.compiler.frontend.levels import divided
 from shardwright.compiler.frontend.pytorch.splitting import (
     SMALL,
     Kept,
@@ -36,22 +33,16 @@ from shardwright.compiler.frontend.pytorch.splitting import (
     traced_module,
 )
 from shardwright.compiler.frontend.pytorch.types import array_of, torch_version
-from shardwright.compiler.frontend.rules.restrictions import checks_for
-from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.neff.bundle import read_program
 from shardwright.compiler.neff.reader import Container
-from shardwright.compiler.surface.releases import Profile
 from shardwright.compiler.surface.resolve import Resolved, resolve
 from shardwright.orchestrator.compile.compile_flags import flags_alone, of_environment, split_words
-from shardwright.orchestrator.compile.compile_log import FileLog
-from shardwright.orchestrator.compile.modules import compiled
+from shardwright.orchestrator.compile.part_files import InProcess, part_neff, workdir
 from shardwright.orchestrator.road.bundling import compiler_version
-from shardwright.orchestrator.terminal.outputs import write
 from shardwright.orchestrator.traced.module import TracedModule
 from shardwright.orchestrator.traced.parts import CompiledPart, TracedPart, needed
 from shardwright.orchestrator.traced.report import PartitionReport, report_of
 
-LOG = "log-neuron-cc.txt"
 MOST_INLINE_BYTES = 2**31
 """documented for torch-neuron: constants above 1.9 GB are kept beside the graph; ours is what a
 message of protobuf holds."""
@@ -93,7 +84,7 @@ def trace(
     settings = settings or Settings()
     resolved = settings.resolved
     traced = traced_module(module, *_arguments(example_inputs, example_kwarg_inputs))
-    with _workdir(settings.compiler_workdir) as folder:
+    with workdir(settings.compiler_workdir) as folder:
         made = _Making(traced, settings, resolved, folder)
         split = made.divided()
         parts = tuple(made.part(part) for part in split.parts)
@@ -123,7 +114,7 @@ def analyze(
     settings = settings or Settings()
     resolved = settings.resolved
     traced = traced_module(module, *_arguments(example_inputs, example_kwarg_inputs))
-    with _workdir("") as folder:
+    with workdir("") as folder:
         split = _Making(traced, settings, resolved, folder, only_imported=True).divided()
     return report_of(traced, split)
 
@@ -148,34 +139,6 @@ def _arguments(
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), named
 
 
-@contextmanager
-def _workdir(asked: Path | str) -> Iterator[Path]:
-    """The folder of what is left on the way: one that stays where it is asked for."""
-    if asked:
-        folder = Path(asked)
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
-
-
-class _InProcess:
-    """A reader of modules that were lowered here, which need no child process."""
-
-    def read(
-        self,
-        data: bytes,
-        base_dir: str,
-        profile: Profile,
-        name: str = MODULE_FILE,
-        asked: Asked = AS_IT_IS,
-    ) -> tuple[Graph, Module]:
-        """The graph of a module, and what was in it."""
-        checks = checks_for(profile, asked.generation, asked.fp8_as_e4m3)
-        return import_file(data, base_dir, checks, asked, profile.has("constant_index_check"))
-
-
 @dataclass(slots=True)
 class _Making:
     """A module on its way to parts."""
@@ -193,14 +156,15 @@ class _Making:
     def divided(self) -> Split:
         """Parts of which every compiled one compiles. Raises UsageError where nothing is left to
         compile, or something may not stay on the CPU."""
-        refused: dict[str, str] = {}
-        while True:
-            split = self.traced.split(refused, self.settings.min_operators)
-            self._check(split)
-            more = next(filter(None, map(self._refusals, split.parts)), {})
-            if not more:
-                return split
-            refused |= more
+
+        def split(refused: Mapping[str, str]) -> Split:
+            found = self.traced.split(refused, self.settings.min_operators)
+            self._check(found)
+            return found
+
+        return divided(
+            split, lambda found: next(filter(None, map(self._refusals, found.parts)), {})
+        )
 
     def _check(self, split: Split) -> None:
         if split.kept and not self.settings.allow_partition:
@@ -267,13 +231,10 @@ class _Making:
     def _neff(self, artifact: bytes) -> bytes:
         """The NEFF of a module; empty where it is only imported."""
         name = f"part-{len(self.neffs)}"
-        write(self.folder / f"{name}.stablehlo", artifact, "compiler_workdir")
         if self.only_imported:
-            _InProcess().read(artifact, os.getcwd(), self.resolved.command.profile)
+            InProcess().read(artifact, os.getcwd(), self.resolved.command.profile)
             return b""
-        with FileLog(self.folder / LOG) as log:
-            file = Path(f"{name}.stablehlo")
-            neff = compiled(file, artifact, self.resolved, log, _InProcess())
+        neff = part_neff(artifact, name, self.resolved, self.folder)
         if (kind := Container(neff).header.kind) != "program":
             raise UsageError(
                 "SW_USAGE",
@@ -281,7 +242,6 @@ class _Making:
                 " the CPU, or --neuroncore-pipeline-cores above 1",
                 hint="torch.export.save the module, and give it to `shardwright compile`",
             )
-        write(self.folder / f"{name}.neff", neff, "compiler_workdir")
         return neff
 
 

@@ -20,7 +20,7 @@ from shardwright.orchestrator.triton.asked import (
 def add_verbs(verbs: Any) -> None:
     """Add it to the command."""
     triton = verbs.add_parser("triton", help="a model repository of Triton that serves a NEFF")
-    triton.add_argument("file", type=Path, help="a program file, or a traced module")
+    triton.add_argument("file", type=Path, help="a NEFF, a traced module or a saved ONNX model")
     triton.add_argument("folder", type=Path, metavar="DIR", help="the repository")
     triton.add_argument("--name", required=True, help="of the model")
     triton.add_argument("--version", type=int, default=1, help="its folder; default: 1")

@@ -1,4 +1,5 @@
-"""`shardwright triton`: a NEFF or a traced module as a model of a Triton model repository."""
+"""`shardwright triton`: a NEFF, a traced module or a saved ONNX model as a model of a Triton model
+repository."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.compiler.diagnostics import LoadError
+from shardwright.compiler.frontend.onnx.start import is_model
 from shardwright.compiler.neff.arrays import write_arrays
 from shardwright.compiler.neff.bundle import read_program
 from shardwright.orchestrator.neff.neff_files import program_container
@@ -20,7 +22,7 @@ from shardwright.orchestrator.terminal.outputs import prepare, write, writing
 from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.triton.asked import Asked, required
 from shardwright.orchestrator.triton.interface import Limits, config_text
-from shardwright.orchestrator.triton.served import NEFF, TRACED, WEIGHTS, open_served
+from shardwright.orchestrator.triton.served import NEFF, SAVED, TRACED, WEIGHTS, open_served
 
 CONFIG, MODEL = "config.pbtxt", "model.py"
 _MODEL_PY = '''\
@@ -91,10 +93,18 @@ def _write_version(path: Path, model: Path, asked: Asked, limits: Limits) -> str
 
 def _copy(path: Path, folder: Path, asked: Asked) -> None:
     """What is served, into a version folder."""
-    if zipfile.is_zipfile(path):
+    from shardwright.compiler.frontend.onnx.model import files_beside
+
+    is_traced = zipfile.is_zipfile(path)
+    if is_traced or (path.is_file() and is_model(path.read_bytes()[:1])):
         if asked.weights or asked.program:
-            raise required("--weights and --program", "a NEFF", f"{path}, which is a traced module")
-        shutil.copyfile(path, folder / TRACED)
+            what = "traced module" if is_traced else "saved model"
+            raise required("--weights and --program", "a NEFF", f"{path}, which is a {what}")
+        shutil.copyfile(path, folder / (TRACED if is_traced else SAVED))
+        for file in () if is_traced else files_beside(path.read_bytes(), path.parent):
+            place = folder / file.relative_to(path.parent)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
         return
     container = program_container(path, asked.program)
     (folder / NEFF).write_bytes(container.data)

@@ -1,4 +1,5 @@
-"""What is served, in the process that runs it: a NEFF, or a traced module of PyTorch."""
+"""What is served, in the process that runs it: a NEFF, a traced module of PyTorch, or a saved ONNX
+model."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.neff.neff_files import mesh_of, open_program
 from shardwright.orchestrator.neff.neff_tools import inputs_of
+from shardwright.orchestrator.saved.specs import Spec
 from shardwright.orchestrator.triton.interface import Interface, TensorSpec
 
-NEFF, TRACED, WEIGHTS = "model.neff", "module.traced", "weights.npz"
-"""Files of a version folder: one of the first two, and arguments that no request has."""
+NEFF, TRACED, SAVED, WEIGHTS = "model.neff", "module.traced", "saved.onnx", "weights.npz"
+"""Files of a version folder: one of the first three, and arguments that no request has."""
 
 
 class Served(Protocol):
@@ -34,19 +36,20 @@ def open_served(folder: Path, level: str) -> Served:
     machine, and for a folder without; UsageError for one that cannot be served."""
     if (folder / NEFF).exists():
         return ServedProgram(folder, level)
-    if not (folder / TRACED).exists():
+    is_traced = (folder / TRACED).exists()
+    if not is_traced and not (folder / SAVED).exists():
         raise LoadError(
             "SW_TRITON_MODEL",
-            f"{folder.name}/{NEFF} or {folder.name}/{TRACED} is required, got neither",
+            f"{NEFF}, {TRACED} or {SAVED} in {folder.name} is required, got neither",
             hint="write the repository again with `shardwright triton`",
         )
     if level != "L1":
         raise UsageError(
             "SW_TRITON_CONFIG",
-            f"parameter level requires L1 for a traced module, got {level}",
+            f"parameter level requires L1 for a traced module or a saved model, got {level}",
             hint="serve its NEFF files one by one, or drop --level",
         )
-    return ServedTraced(folder)
+    return ServedTraced(folder) if is_traced else ServedSaved(folder)
 
 
 def _digest(*files: Path) -> str:
@@ -170,6 +173,45 @@ class ServedTraced:
             for part in self.module.parts:
                 values |= part.run(values)
         return values
+
+
+class ServedSaved:
+    """A saved ONNX model: its inputs and results by name."""
+
+    def __init__(self, folder: Path) -> None:
+        from shardwright.compiler.frontend.onnx.model import files_beside
+        from shardwright.orchestrator.saved.onnx_model import load_onnx
+
+        file = folder / SAVED
+        self.model = load_onnx(file)
+        self.interface = Interface(
+            tuple(map(_saved_spec, self.model.inputs)),
+            tuple(map(_saved_spec, self.model.outputs)),
+            _digest(file, *files_beside(file.read_bytes(), folder)),
+        )
+        for spec in self.interface.inputs:
+            if -1 in spec.shape:
+                raise UsageError(
+                    "SW_TRITON_MODEL",
+                    f"{spec.name} requires sizes that are known, got {list(spec.shape)}",
+                    hint="save the model with --input-shape",
+                )
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See Served. Raises SimulationError, UsageError."""
+        return self.model(arrays)
+
+
+def _saved_spec(spec: Spec) -> TensorSpec:
+    """An input or a result of a saved model. Raises UsageError for one that Triton does not
+    have."""
+    if spec.dtype is None or spec.shape is None:
+        raise UsageError(
+            "SW_TRITON_MODEL",
+            f"{spec.name} requires a tensor of numbers of known rank, got another value",
+            hint="onnx.shape_inference.infer_shapes(model) adds ranks; leave texts out",
+        )
+    return TensorSpec(spec.name, DType.from_numpy(spec.dtype), spec.shape)
 
 
 def _bytes(arrays: Mapping[str, np.ndarray], leaf: Any) -> bytes:

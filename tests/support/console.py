@@ -38,9 +38,10 @@ PAGES = (
     "docs/pytorch-trace.md",
     "docs/faq.md",
     "docs/serving.md",
+    "docs/saved-models.md",
 )
 """The pages that are sessions."""
-NEEDED = {"docs/pytorch-trace.md": "torch"}
+NEEDED = {"docs/pytorch-trace.md": "torch", "docs/saved-models.md": "onnx"}
 """Page -> a package that its commands need, and that may be missing."""
 TIMEOUT_S = 240
 IN_CHECKOUT = "<!-- The commands of this page run in a copy of the checkout. -->"

@@ -2,62 +2,15 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
 from shardwright.compiler.frontend.onnx.tensors import TYPES
-from shardwright.compiler.frontend.onnx.wire import Kind, Message
+from shardwright.compiler.frontend.onnx.wire import Message
 
 FLOAT, INT, STRING = 1, 7, 8
-
-
-def varint(value: int) -> bytes:
-    value &= 2**64 - 1
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])
-
-
-def sized(number: int, content: bytes) -> bytes:
-    """A field with a length."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def encoded(message: Message, name: str = MODEL) -> bytes:
-    """A message; what is not said of it is left out."""
-    return b"".join(
-        _field(number, field.kind, value)
-        for number, field in sorted(SCHEMA[name].items())
-        for value in _values(message.get(field.name), field.is_many)
-    )
-
-
-def _values(value: Any, is_many: bool) -> Iterator[Any]:
-    if is_many:
-        yield from value or ()
-    elif value is not None:
-        yield value
-
-
-def _field(number: int, kind: Kind | str, value: Any) -> bytes:
-    match kind:
-        case Kind.INTEGER:
-            return varint(number << 3) + varint(value)
-        case Kind.FLOAT:
-            return varint(number << 3 | 5) + struct.pack("<f", value)
-        case Kind.DOUBLE:
-            return varint(number << 3 | 1) + struct.pack("<d", value)
-        case Kind.TEXT:
-            return sized(number, value.encode() if isinstance(value, str) else value)
-        case Kind.BYTES:
-            return sized(number, bytes(value))
-    return sized(number, encoded(value, kind))
 
 
 def value(name: str, *dims: int | str, dtype: int = FLOAT) -> Message:

@@ -83,6 +83,36 @@ def evaluate(model: Model, given: Mapping[str, Any]) -> list[Any]:
     return [known[output.name] for output in model.graph.outputs]
 
 
+def results_of(model: Model, node: Node, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of one node of a model's graph by name, from values by name, those that its
+    branches and bodies read among them. Raises ImportRuleError at the node."""
+    values: Values = dict(known)
+    _Run(model, model.opset).nodes((node,), values)
+    return {name: values[name] for name in node.outputs if name}
+
+
+def has_rows(model: Model, node: Node) -> bool:
+    """Whether a node, and all that is in it, has rows."""
+    if not _has_row(model, node):
+        return False
+    function = model.functions.get((node.domain, node.operator))
+    inside = [*(function.nodes if function else ()), *(n for g in node.graphs for n in g.nodes)]
+    return all(has_rows(model, each) for each in inside)
+
+
+def reads(node: Node) -> tuple[str, ...]:
+    """Names of values that a node reads, each once; of its branches and bodies those from around
+    them."""
+    names = dict.fromkeys(filter(None, node.inputs))
+    for graph in node.graphs:
+        own = {*graph.constants, *(each.name for each in graph.inputs)}
+        for inner in graph.nodes:
+            names |= dict.fromkeys(name for name in reads(inner) if name not in own)
+            own |= set(inner.outputs)
+        names |= dict.fromkeys(each.name for each in graph.outputs if each.name not in own)
+    return tuple(names)
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """How nodes are computed: with the operators of a release, and the attributes of the call of

@@ -6,7 +6,7 @@ makes or two nodes make, attributes that are none, tensors without their element
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,13 @@ class Reference:
     """An attribute of a function's node: the attribute of that name of the call."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Untaken:
+    """A constant or an attribute that is no tensor of numbers, and what it is."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +79,15 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in an order in which they can be computed; `constants` are its initializers."""
+    """Nodes in an order in which they can be computed; `constants` are its initializers,
+    `declared` values inside of it whose types a tolerant reader was told."""
 
     name: str
     nodes: tuple[Node, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     constants: Mapping[str, Array]
+    declared: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +112,10 @@ class Model:
     functions: Mapping[tuple[str, str], Function] = field(default_factory=dict)
 
 
-def read_model(data: bytes, file: str = MODULE_FILE) -> Model:
+def read_model(data: bytes, file: str = MODULE_FILE, *, is_tolerant: bool = False) -> Model:
     """The model of a file, its content; `file` is what places in it are called, and where the files
-    of its weights lie beside.
+    of its weights lie beside. Where `is_tolerant`, values that are no tensors of numbers are
+    `Untaken`, those of a graph have no type.
 
     Raises: ImportRuleError SW_ONNX_FILE for damage, SW_ONNX_TYPE for values that are no tensors of
     numbers, SW_ONNX_OPERATOR for a release without rows.
@@ -117,7 +127,7 @@ def read_model(data: bytes, file: str = MODULE_FILE) -> Model:
     if found["graph"] is None:
         raise damaged("a file without a graph")
     opset = _opset(found["opsets"], "the model")
-    reader = _Reader(Path(file).parent)
+    reader = _Reader(Path(file).parent, is_tolerant)
     functions = {
         (each["domain"], each["name"]): reader.function(each, opset) for each in found["functions"]
     }
@@ -129,12 +139,14 @@ def read_model(data: bytes, file: str = MODULE_FILE) -> Model:
 
 
 def files_beside(data: bytes, folder: Path) -> tuple[Path, ...]:
-    """Files in `folder` that hold weights of a model file, each once; none of a damaged one."""
+    """Files in `folder`, or below, that hold weights of a model file, each once; none of a damaged
+    one."""
     try:
         found = read(data, MODEL, SCHEMA)
     except DamagedError:
         return ()
-    return tuple(dict.fromkeys(folder / place for place in _places(found)))
+    files = dict.fromkeys(folder / place for place in _places(found))
+    return tuple(each for each in files if each.resolve().is_relative_to(folder.resolve()))
 
 
 def _places(message: Any) -> Iterator[str]:
@@ -206,13 +218,32 @@ class _Reader:
     """Reads messages of a file in a folder."""
 
     folder: Path
+    is_tolerant: bool = False
+
+    def _taken(self, read: Callable[[], Any], otherwise: Callable[[str], Any] = Untaken) -> Any:
+        """What is read; of what is no tensor of numbers, where that is tolerated, another value."""
+        try:
+            return read()
+        except ImportRuleError as error:
+            if not self.is_tolerant or error.code != "SW_ONNX_TYPE":
+                raise
+            return otherwise(error.diagnostic.message)
+
+    def _tensor(self, found: Message) -> Any:
+        return self._taken(lambda: array_of(found, self.folder))
+
+    def _value(self, found: Message, what: str) -> Value:
+        value: Value = self._taken(
+            lambda: _value(found, what), lambda _: Value(found["name"], None, None)
+        )
+        return value
 
     def graph(self, found: Message, outer: Set[str]) -> Graph:
         """A graph, in which values of `outer` are known too."""
         if found["sparse"]:
             raise untyped(f"an initializer of graph {found['name']}", "a sparse tensor")
-        constants = {each["name"]: array_of(each, self.folder) for each in found["initializers"]}
-        inputs = [_value(each, "input") for each in found["inputs"]]
+        constants = {each["name"]: self._tensor(each) for each in found["initializers"]}
+        inputs = [self._value(each, "input") for each in found["inputs"]]
         given = tuple(each for each in inputs if each.name not in constants)
         names = [each.name for each in given]
         for name in (*names, *constants):
@@ -223,11 +254,13 @@ class _Reader:
         known = {*outer, *names, *constants}
         nodes = self.nodes(found["nodes"], known)
         made = known.union(*(node.outputs for node in nodes))
-        outputs = tuple(_value(each, "result") for each in found["outputs"])
+        outputs = tuple(self._value(each, "result") for each in found["outputs"])
         for output in outputs:
             if output.name not in made:
                 raise damaged(f"a result {output.name!r}, which no node makes")
-        return Graph(found["name"], nodes, given, outputs, constants)
+        declared = [self._value(v, "value") for v in found["declared"] if self.is_tolerant]
+        inner = {each.name: each for each in declared}
+        return Graph(found["name"], nodes, given, outputs, constants, inner)
 
     def function(self, found: Message, opset: int) -> Function:
         """An operator of the model's own."""
@@ -277,10 +310,12 @@ class _Reader:
         if kind in (_TENSOR, _GRAPH) and found[_FIELDS[kind]] is None:
             raise damaged(f"attribute {name!r} without its value")
         if kind == _TENSOR:
-            return array_of(found["t"], self.folder)
+            return self._tensor(found["t"])
         if kind == _GRAPH:
             return self.graph(found["g"], known)
         if kind not in _FIELDS:
+            if self.is_tolerant:
+                return Untaken(f"attribute {name} is of kind {kind}")
             raise untyped(f"attribute {name}", f"a value of kind {kind}")
         value = found[_FIELDS[kind]]
         if kind in (_TEXT, _TEXTS):

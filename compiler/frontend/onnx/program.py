@@ -46,7 +46,7 @@ class Program:
         return {
             name: narrowed(array)
             for name, array in self.model.graph.constants.items()
-            if name not in known and array.ndim and _is_weight(array)
+            if name not in known and array.ndim and is_weight(array)
         }
 
     @cached_property
@@ -86,7 +86,7 @@ class Program:
         }
 
 
-def _is_weight(array: Array) -> bool:
+def is_weight(array: Array) -> bool:
     """Whether an array may be a weight: larger whole numbers are shapes and indices."""
     return array.dtype.kind not in "biu" or (array.dtype.kind in "iu" and array.itemsize == 1)
 

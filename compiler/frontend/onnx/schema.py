@@ -24,6 +24,7 @@ SCHEMA: Schema = {
         (2, "producer", _TEXT),
         (7, "graph", "graph"),
         (8, "opsets", "opset", "many"),
+        (14, "metadata", "entry", "many"),
         (25, "functions", "function", "many"),
     ),
     "opset": _fields((1, "domain", _TEXT), (2, "version", _INTEGER)),
@@ -33,6 +34,7 @@ SCHEMA: Schema = {
         (5, "initializers", "tensor", "many"),
         (11, "inputs", "value", "many"),
         (12, "outputs", "value", "many"),
+        (13, "declared", "value", "many"),
         (15, "sparse", _BYTES, "many"),
     ),
     "node": _fields(

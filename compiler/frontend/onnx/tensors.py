@@ -6,7 +6,9 @@ Elements lie in the bytes of the file, in lists of numbers, or in a file beside 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +72,26 @@ def type_of(number: int, what: str) -> np.dtype[Any]:
     return TYPES[number]
 
 
+_WIDE: ContextVar[bool] = ContextVar("wide", default=False)
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """Compute in the types of the file meanwhile, 64 bits among them, as a host does."""
+    import jax
+
+    token = _WIDE.set(True)
+    try:
+        with jax.enable_x64(True):
+            yield
+    finally:
+        _WIDE.reset(token)
+
+
 def computed_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The type that values of a type are computed in."""
+    if _WIDE.get() and dtype not in _HALVES:
+        return dtype
     return np.dtype(_NARROWED.get(dtype, dtype))
 
 
@@ -98,7 +118,7 @@ def array_of(tensor: Message, folder: Path) -> Array:
         raise damaged(f"tensor {name} of shape {list(shape)}")
     count = math.prod(shape)
     if tensor["location"] == EXTERNAL:
-        flat = _unpacked(_external(tensor, folder, name), dtype, name, count)
+        flat = _unpacked(external_bytes(tensor, folder), dtype, name, count)
     elif len(tensor["raw"]) or not any(tensor[key] for key in _LISTS):
         flat = _unpacked(tensor["raw"], dtype, name, count)
     else:
@@ -141,8 +161,9 @@ def _listed(tensor: Message, dtype: np.dtype[Any]) -> Array:
     return np.asarray(numbers, kind).astype(dtype)
 
 
-def _external(tensor: Message, folder: Path, name: str) -> bytes:
-    """The bytes of a tensor in a file beside the model."""
+def external_bytes(tensor: Message, folder: Path) -> bytes:
+    """The bytes of a tensor in a file beside the model. Raises ImportRuleError without them."""
+    name = tensor["name"] or "a constant"
     entries = {entry["key"]: entry["value"] for entry in tensor["external"]}
     place = entries.get("location", "")
     root, path = folder.resolve(), (folder / place).resolve()

@@ -63,6 +63,15 @@ def read(data: bytes, message: str, schema: Schema) -> Message:
     return _Reader(memoryview(data), schema).message(0, len(data), message, 0)
 
 
+def fields(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """(number, its bytes, those of its content) of every field of a message. Raises
+    DamagedError."""
+    before = 0
+    for number, _, start, stop in _Reader(memoryview(data), {})._fields(0, len(data)):
+        yield number, data[before:stop], data[start:stop]
+        before = stop
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     data: memoryview

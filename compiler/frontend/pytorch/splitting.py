@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from shardwright.compiler.diagnostics import DiagnosticError, Loc, UsageError
+from shardwright.compiler.frontend.levels import without_small
 from shardwright.compiler.frontend.pytorch.exporting import (
     BUFFER,
     CONSTANT,
@@ -32,7 +33,6 @@ from shardwright.compiler.frontend.pytorch.interpreter import (
     evaluate,
     unsupported,
 )
-from shardwright.compiler.frontend.pytorch.levels import without_small
 from shardwright.compiler.frontend.pytorch.operators import ATEN, HIGHER_ORDER
 from shardwright.compiler.frontend.pytorch.operators.registry import row_name
 from shardwright.compiler.frontend.pytorch.places import module_path, user_line

@@ -9,8 +9,9 @@ import pytest
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.detect import import_file
+from shardwright.compiler.frontend.onnx.writing import encoded
 from tests.support.compiled import levels_of, link
-from tests.support.onnx_bytes import attribute, encoded, graph, model, node, value
+from tests.support.onnx_bytes import attribute, graph, model, node, value
 
 BOOL, INT = 9, 7
 X, Y = value("x", 3), value("y", 3)

@@ -16,8 +16,9 @@ from shardwright.compiler.frontend.onnx.program import Program
 from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
 from shardwright.compiler.frontend.onnx.sizes import Sizes
 from shardwright.compiler.frontend.onnx.wire import read
+from shardwright.compiler.frontend.onnx.writing import encoded, sized, varint
 from tests.fixtures.onnx_models import MODELS, stored
-from tests.support.onnx_bytes import encoded, graph, model, node, sized, tensor, value, varint
+from tests.support.onnx_bytes import graph, model, node, tensor, value
 
 FILE = str(stored("quantized").path.with_name("made.onnx"))
 GOOD = stored("convnet").path.read_bytes()

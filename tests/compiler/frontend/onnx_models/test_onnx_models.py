@@ -18,6 +18,7 @@ from shardwright.compiler.frontend.detect import Asked, import_file
 from shardwright.compiler.frontend.onnx.model import files_beside
 from shardwright.compiler.frontend.onnx.program import Program
 from shardwright.compiler.frontend.onnx.training import train_task
+from shardwright.compiler.frontend.onnx.writing import encoded
 from shardwright.compiler.frontend.reference import (
     batch_leaves,
     initial_state,
@@ -33,7 +34,7 @@ from tests.compiler.frontend.onnx_models import promised
 from tests.fixtures.onnx_models import MODELS, SAMPLES, stored
 from tests.support.compiled import levels_of, link
 from tests.support.model_files import compile_line
-from tests.support.onnx_bytes import encoded, graph, model, node, tensor, value
+from tests.support.onnx_bytes import graph, model, node, tensor, value
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import fsdp_plan, run_and_compare, split_batch
 from tests.test_error_triggers import InProcess

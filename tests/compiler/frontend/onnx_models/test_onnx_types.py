@@ -13,8 +13,9 @@ import pytest
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.detect import import_file
 from shardwright.compiler.frontend.onnx.training import train_task
+from shardwright.compiler.frontend.onnx.writing import encoded
 from tests.support.compiled import levels_of, link
-from tests.support.onnx_bytes import encoded, graph, model, node, value
+from tests.support.onnx_bytes import graph, model, node, value
 
 RNG = np.random.default_rng(0)
 X, W = (RNG.normal(size=shape).astype(np.float32) for shape in ((4, 8), (8, 6)))

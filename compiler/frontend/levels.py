@@ -8,10 +8,11 @@ fewer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 N = TypeVar("N", bound=Hashable)
+S = TypeVar("S")
 Side = tuple[int, bool]
 """(level, whether it is compiled) of a part; in order, a part waits for earlier ones alone."""
 
@@ -52,3 +53,23 @@ def without_small(
         if not small or len(kept) == len(nodes):
             return found
         kept -= {node for node, side in found.items() if side in small}
+
+
+class RefusedError(Exception):
+    """Nodes of a part that cannot be compiled, and why."""
+
+    def __init__(self, nodes: Mapping[Any, str]) -> None:
+        super().__init__("; ".join(f"{node}: {reason}" for node, reason in nodes.items()))
+        self.nodes = nodes
+
+
+def divided(split: Callable[[Mapping[N, str]], S], refusals: Callable[[S], Mapping[N, str]]) -> S:
+    """A division of which nothing is refused: `split` divides, but for nodes that were refused, and
+    `refusals` says which nodes of a division do not compile, and why; none where all do."""
+    refused: dict[N, str] = {}
+    while True:
+        found = split(refused)
+        more = refusals(found)
+        if not more:
+            return found
+        refused |= more

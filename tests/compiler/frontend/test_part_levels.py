@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from shardwright.compiler.frontend.pytorch.levels import Side, sides, without_small
+from shardwright.compiler.frontend.levels import Side, sides, without_small
 
 Operands = Mapping[int, Sequence[int]]
 
