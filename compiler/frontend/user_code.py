@@ -20,6 +20,8 @@ from shardwright.compiler.frontend.locations import LocationReader
 MOST_LINES = 2  # of a message that are shown (our choice)
 EXTRAS = {
     "torch": "torch",
+    "tensorflow": "tensorflow",
+    "keras": "tensorflow",
     "matplotlib": "plot",
     "pandas": "parquet",
     "pyarrow": "parquet",
