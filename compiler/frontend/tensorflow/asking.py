@@ -23,7 +23,7 @@ class Asked:
     """What is traced: the function of a path (`start.split_name`), with sizes of open dims, of so
     many samples (0: as many as it says itself). `training` takes the model as it is trained;
     `loss` is one by name that gradients are of. With `values` of its variables, and of the example,
-    where those are asked for."""
+    where those are asked for. Files below the folder `base` are named from there."""
 
     model: str
     sizes: str = ""
@@ -31,6 +31,7 @@ class Asked:
     training: bool = False
     loss: str = ""
     values: bool = False
+    base: str = ""
 
 
 class Tracer:

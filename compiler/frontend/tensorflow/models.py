@@ -85,7 +85,7 @@ def _reading(path: str) -> Iterator[None]:
             f"a whole model that TensorFlow {tf.__version__} reads is required, got"
             f" {type(error).__name__}: {words}",
             Loc(path),
-            "save it again: model.save('model.keras'), model.export('folder'), or"
+            "save it again: model.save('mine.keras'), model.export('folder'), or"
             " tf.saved_model.save(model, 'folder')",
         ) from error
 

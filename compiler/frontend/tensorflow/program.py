@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import zstandard
 
 from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.dtypes import DType
@@ -21,6 +22,7 @@ from shardwright.compiler.frontend.capture import Lowered, function_artifact
 from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.onnx.tensors import Array, computed_type
 from shardwright.compiler.frontend.tensorflow.start import MAGIC
+from shardwright.compiler.neff.format import MAX_FILE_BYTES
 
 INPUT, VARIABLE = "input", "variable"
 """What an argument is."""
@@ -74,7 +76,8 @@ class Program:
     def read(cls, data: bytes) -> Program:
         """That of `written` bytes. Raises ImportRuleError."""
         try:
-            rows = msgpack.unpackb(data[len(MAGIC) :], use_list=False, strict_map_key=False)
+            whole = zstandard.ZstdDecompressor().decompress(data[len(MAGIC) :], MAX_FILE_BYTES)
+            rows = msgpack.unpackb(whole, use_list=False, strict_map_key=False)
             name, hlo, arguments, results, samples, values, example = rows
             found = cls(
                 name,
@@ -84,7 +87,7 @@ class Program:
                 samples,
                 *({key: _array(*row) for key, row in part.items()} for part in (values, example)),
             )
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+        except (zstandard.ZstdError, ValueError, TypeError, AttributeError, KeyError) as error:
             raise _damaged(str(error) or type(error).__name__) from error
         return found
 
@@ -93,7 +96,7 @@ class Program:
         ports = ([astuple(port) for port in side] for side in (self.arguments, self.results))
         arrays = ({k: _row(a) for k, a in part.items()} for part in (self.values, self.example))
         made: bytes = msgpack.packb([self.name, self.hlo, *ports, self.samples, *arrays])
-        return MAGIC + made
+        return MAGIC + zstandard.ZstdCompressor().compress(made)
 
     def of(self, kind: str) -> list[Port]:
         """Arguments or results that are of a kind, in order."""

@@ -8,6 +8,7 @@ are shapes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def traced(asked: Asked, found: Found) -> Program:
     example = dict(zip((v.name for v in found.inputs), found.example, strict=False))
     return Program(
         name=_symbol(found.name),
-        hlo=with_places(hlo, places),
+        hlo=with_places(hlo, _from(asked.base, places)),
         arguments=(*(_port(v, classes) for v in inputs), *whole.ports),
         results=whole.results(kinds),
         samples=_samples(found, inputs),
@@ -300,6 +301,17 @@ def _places(graph: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str,
             called = _body(graph, operator, key)
             if called is not None and depth < 16:
                 yield from _places(called, f"{prefix}{operator.name}/", depth + 1)
+
+
+def _from(base: str, places: dict[str, Place]) -> dict[str, Place]:
+    """Places with files below a folder named from there."""
+    if not base:
+        return places
+    root = Path(base).resolve()
+    return {
+        name: (str(Path(file).relative_to(root)) if Path(file).is_relative_to(root) else file, line)
+        for name, (file, line) in places.items()
+    }
 
 
 def _body(graph: Any, operator: Any, key: str) -> Any:

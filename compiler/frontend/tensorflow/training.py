@@ -48,7 +48,7 @@ class _Source:
     """Programs of one function, by their number of samples."""
 
     asked: Asked
-    tracer: Tracer = field(default_factory=Tracer)
+    tracer: Tracer
     programs: dict[tuple[int, bool], Program] = field(default_factory=dict)
 
     def program(self, samples: int, values: bool = False) -> Program:
@@ -294,13 +294,16 @@ def _below(part: str, names: Mapping[str, str]) -> dict[str, str]:
     return {f"{part}/{name}": value for name, value in names.items()}
 
 
-def train_task(model: str, loss: str, transformation: Any, sizes: str) -> TrainTask:
+def train_task(
+    model: str, loss: str, transformation: Any, sizes: str, tracer: Tracer | None = None
+) -> TrainTask:
     """The task of a path (`start.split_name`): a step of the user's, or a model for a loss by name
-    and an optax transformation.
+    and an optax transformation. `tracer` is asked for its programs, a child that loads TensorFlow
+    where there is none.
 
     Raises: as `Tracer.traced`; UsageError for a loss or sizes that do not fit.
     """
-    source = _Source(Asked(model=model, sizes=sizes, loss=loss))
+    source = _Source(Asked(model=model, sizes=sizes, loss=loss), tracer or Tracer())
     path, _ = split_name(model)
     try:
         first, samples = source.program(0), 0
