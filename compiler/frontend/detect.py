@@ -3,7 +3,8 @@ content.
 
 Known forms: HLO module proto (also inside of an `HloProto`), HLO text, StableHLO text, MLIR
 bytecode, portable StableHLO artifact, what `jax.export` serialises, programs that
-`torch.export.save` wrote, and ONNX models. File names do not count.
+`torch.export.save` wrote, ONNX models, and programs that were traced of TensorFlow. File names do
+not count.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.onnx.start import is_model
 from shardwright.compiler.frontend.pytorch import archive
 from shardwright.compiler.frontend.stablehlo import NO_FACTS, Check, Facts, import_partition
+from shardwright.compiler.frontend.tensorflow.start import is_program
 from shardwright.compiler.ir.types import Graph
 
 _NESTED_MESSAGE = 0x0A  # the first field of an HloProto is a message, of an HloModuleProto a name
@@ -65,6 +67,11 @@ def read_module(data: bytes, asked: Asked = AS_IT_IS) -> Module:
 
         found = lowered_onnx(data, asked.file, asked.input_shape)
         return Module("onnx", found.artifact, NO_FACTS, found.arguments, found.results)
+    if is_program(data):
+        from shardwright.compiler.frontend.tensorflow.program import lowered_file as lowered_traced
+
+        found = lowered_traced(data)
+        return Module("tensorflow", found.artifact, NO_FACTS, found.arguments, found.results)
     if asked.input_shape:
         raise UsageError(
             "SW_ONNX_SHAPE",

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
-from typing import Any
+from typing import Any, Self
 
 import msgpack
 
@@ -42,18 +42,82 @@ _NO_TEXT = "conversion error"
 """What jaxlib's bindings say of a name or text that is not UTF-8, as any part of it is read."""
 
 
-class Reader:
-    """A child that imports model files. Use as a context manager."""
+class Isolated:
+    """A child that runs a module of ours, and what becomes of one that does not answer. It starts
+    with the first request, and anew after one that ended it. Use as a context manager.
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    `native` is the code that may end it, `model` what it was given, for messages.
+    """
+
+    def __init__(self, module: str, native: str, model: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._module, self._native, self._model = module, native, model
         self._timeout_s = timeout_s
         self._child: Child | None = None
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        self.stop()
+
+    def ask(self, request: Any, name: str = MODULE_FILE) -> dict[str, Any]:
+        """The answer to a request; `name` stands for the model file in locations.
+
+        Raises: the error of the answer; ImportRuleError SW_READER_CRASH or SW_READER_TIMEOUT when
+        there was none.
+        """
+        child = self._start()
+        try:
+            data = child.ask(msgpack.packb(request), self._timeout_s)
+            answer: dict[str, Any] = msgpack.unpackb(data, use_list=False)
+        except TimeoutError:
+            doing = child.doing()
+            self.stop()
+            raise ImportRuleError(
+                "SW_READER_TIMEOUT",
+                f"reading the {self._model} requires at most {self._timeout_s:g} s, got no"
+                f" answer{doing}",
+                hint=f"simplify the {self._model}, or report it with the file",
+            ) from None
+        except EOFError:
+            error = self._crashed(*child.ended())
+            self.stop()
+            raise error from None
+        if "error" in answer:
+            raise _error_of(answer["error"], name, answer["notes"])
+        return answer
+
+    def _crashed(self, status: int, said: str) -> ImportRuleError:
+        """What to tell about a child that ended with a status and its last words."""
+        advice = f"the {self._model} is damaged or made by another release: dump it again"
+        if status == -signal.SIGKILL:
+            advice = "the host ran out of memory or somebody killed the reader: try again"
+        lines = said[-_STDERR_TAIL:].splitlines()
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return ImportRuleError(
+            "SW_READER_CRASH",
+            f"{self._native} ended with {ending(status)} while it read the {self._model}"
+            + (f": {last}" if last else ""),
+            hint=advice,
+        )
+
+    def _start(self) -> Child:
+        if self._child is None:
+            self._child = Child([sys.executable, "-m", self._module])
+        return self._child
+
+    def stop(self) -> None:
+        """End the child; the next request starts another."""
+        if self._child is not None:
+            self._child.end()
+        self._child = None
+
+
+class Reader(Isolated):
+    """A child that imports model files. Use as a context manager."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__("shardwright.compiler.frontend.isolated", "XLA", "module", timeout_s)
 
     def read(
         self,
@@ -70,49 +134,8 @@ class Reader:
         Raises: the error of the import, at the user's line; ImportRuleError SW_READER_CRASH or
         SW_READER_TIMEOUT when native code did not answer.
         """
-        child = self._start()
-        try:
-            request = msgpack.packb([data, base_dir, profile.version, astuple(asked)])
-            answer = msgpack.unpackb(child.ask(request, self._timeout_s), use_list=False)
-        except TimeoutError:
-            doing = child.doing()
-            self._stop()
-            raise ImportRuleError(
-                "SW_READER_TIMEOUT",
-                f"reading the module requires at most {self._timeout_s:g} s, got no answer{doing}",
-                hint="simplify the module, or report it with the file",
-            ) from None
-        except EOFError:
-            error = _crashed(*child.ended())
-            self._stop()
-            raise error from None
-        if "error" in answer:
-            raise _error_of(answer["error"], name, answer["notes"])
-        return read_answer(answer, name)
-
-    def _start(self) -> Child:
-        if self._child is None:
-            self._child = Child([sys.executable, "-m", "shardwright.compiler.frontend.isolated"])
-        return self._child
-
-    def _stop(self) -> None:
-        if self._child is not None:
-            self._child.end()
-        self._child = None
-
-
-def _crashed(status: int, said: str) -> ImportRuleError:
-    """What to tell about a child that ended with a status and its last words."""
-    advice = "the module is damaged or made by another release: dump it again"
-    if status == -signal.SIGKILL:
-        advice = "the host ran out of memory or somebody killed the reader: try again"
-    lines = said[-_STDERR_TAIL:].splitlines()
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return ImportRuleError(
-        "SW_READER_CRASH",
-        f"XLA ended with {ending(status)} while it read the module" + (f": {last}" if last else ""),
-        hint=advice,
-    )
+        request = [data, base_dir, profile.version, astuple(asked)]
+        return read_answer(self.ask(request, name), name)
 
 
 def read_answer(answer: Mapping[str, Any], name: str) -> tuple[Graph, Module]:
@@ -167,18 +190,23 @@ def _answer(data: bytes, base_dir: str, version: str, asked: tuple[Any, ...]) ->
             "facts": astuple(replace(module.facts, regions=()))[:-1],
             "regions": [dump(region, with_locs=True) for region in module.facts.regions],
         }
-    except DiagnosticError as error:
-        return {"error": _row_of(error), "notes": getattr(error, "__notes__", [])}
     except Exception as error:
-        trace = traceback.format_exc()
-        if _NO_TEXT in str(error):
+        if not isinstance(error, DiagnosticError) and _NO_TEXT in str(error):
             refusal = ImportRuleError(
                 "SW_STABLEHLO_PARSE",
                 "the module requires names and texts in UTF-8, got other bytes",
                 hint="correct the module, or dump it again with the framework that made it",
             )
-            return {"error": _row_of(refusal), "notes": []}
-        return {"error": _row_of(InternalError.of(error, trace)), "notes": [trace]}
+            return error_answer(refusal)
+        return error_answer(error)
+
+
+def error_answer(error: BaseException) -> dict[str, Any]:
+    """What a child answers where something was raised; what is no error of ours is a defect."""
+    if isinstance(error, DiagnosticError):
+        return {"error": _row_of(error), "notes": getattr(error, "__notes__", [])}
+    trace = "".join(traceback.format_exception(error))
+    return {"error": _row_of(InternalError.of(error, trace)), "notes": [trace]}
 
 
 def _row_of(error: DiagnosticError) -> tuple[Any, ...]:

@@ -139,7 +139,7 @@ def _tokens(signature: _Signature) -> int:
 
 def _inputs(signature: _Signature) -> tuple[ArgInfo, ...]:
     graph, state = signature.graph, sorted(signature.state.values())
-    before = _reaching(graph, graph.outputs[signature.loss])
+    before = reaching(graph, graph.outputs[signature.loss])
     kept = {n for j, n in signature.state.items() if graph.outputs[j] is graph.inputs[n]}
     uses = {n: Use(is_read=graph.inputs[n] in before, is_kept=n in kept) for n in state}
     leaves = [(f"arg{n}", graph.inputs[n].type.dtype, uses[n]) for n in state]
@@ -175,7 +175,7 @@ def _info(name: str, role: str, value: Value, batch_dim: int | None = None) -> A
     return ArgInfo(name, role, value.type.shape, value.type.dtype, batch_dim)
 
 
-def _reaching(graph: Graph, end: Value) -> set[Value]:
+def reaching(graph: Graph, end: Value) -> set[Value]:
     """Values that `end` depends on; a loop depends on all it is given."""
     found = {end}
     for op in reversed(graph.ops):

@@ -32,11 +32,20 @@ def updated(
 ) -> Updated:
     """A step of an optax transformation; `loss_of` all parameters is (the loss, something else)."""
     import jax
-    import optax
 
     own = trained_of(params, trained)
     frozen = {name: leaf for name, leaf in params.items() if name not in own}
     of_own = jax.value_and_grad(lambda own: loss_of({**frozen, **own}), has_aux=True)
     (loss, beside), gradients = of_own(own)
+    new, opt_state = applied(own, gradients, transformation, opt_state)
+    return Updated({**frozen, **new}, opt_state, loss, beside)
+
+
+def applied(
+    own: dict[str, Any], gradients: Mapping[str, Any], transformation: Any, opt_state: Any
+) -> tuple[dict[str, Any], Any]:
+    """Parameters and the optimizer's state after a step with known gradients."""
+    import optax
+
     updates, opt_state = transformation.update(gradients, opt_state, own)
-    return Updated({**frozen, **optax.apply_updates(own, updates)}, opt_state, loss, beside)
+    return optax.apply_updates(own, updates), opt_state

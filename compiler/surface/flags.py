@@ -136,9 +136,10 @@ _NEURONX: tuple[Flag, ...] = (
     _command(
         "framework",
         Kind.CHOICE,
-        "form of the model, which is found by its content (PYTORCH and ONNX are ours)",
+        "form of the model, which is found by its content (PYTORCH is ours; ONNX and TENSORFLOW are"
+        " those of neuron-cc)",
         _CLI,
-        values=("xla", "pytorch", "onnx"),
+        values=("xla", "pytorch", "onnx", "tensorflow"),
         default="xla",
     ),
     _command(
@@ -159,8 +160,8 @@ _NEURONX: tuple[Flag, ...] = (
     _command(
         "input-shape",
         Kind.TEXT,
-        "sizes of dims that an ONNX model leaves open, batch=4, or of all dims of an input,"
-        " x=4x3x8x8, with commas between them",
+        "sizes of dims that a model of ONNX or TensorFlow leaves open, batch=4, or of all dims of"
+        " an input, x=4x3x8x8, with commas between them",
         "ours",
     ),
     _command(

@@ -69,6 +69,7 @@ class Command:
     strategy: str
     save_temps: bool
     dump_dir: str
+    framework: str
     input_shape: str
     fast_loading: bool
     fast_context_switch: bool
@@ -363,7 +364,7 @@ def _refused(item: Given, required: str) -> UsageError:
 
 _AS_GIVEN = (
     *("hypothetical", "output", "logfile", "strategy", "fast_loading", "fast_context_switch"),
-    *("no_cache", "retry_failed_compilation", "pipeline_cores"),
+    *("framework", "no_cache", "retry_failed_compilation", "pipeline_cores"),
 )
 """Settings of the command that need no reading, by field."""
 

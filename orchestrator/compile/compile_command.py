@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import DiagnosticError, InternalError, UsageError
 from shardwright.compiler.frontend import isolated
+from shardwright.compiler.frontend.frameworks import content_of
 from shardwright.compiler.machine.target import models_digest
 from shardwright.compiler.surface.flags import BY_SPELLING
 from shardwright.compiler.surface.resolve import Resolved, resolve
@@ -117,11 +118,12 @@ def version_text() -> str:
 
 def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog) -> None:
     """One model file to one NEFF. Raises DiagnosticError."""
+    command = resolved.command
     try:
-        data = file.read_bytes()
+        data = content_of(file, command.framework, command.input_shape)
     except OSError as error:
         raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
-    make = through_cache(resolved.command) if is_cached(resolved.command) else in_process
+    make = through_cache(command) if is_cached(command) else in_process
     with isolated.Reader() as reader:
         content = compiled(file, data, resolved, log, reader, make)
     with log.stage("write"):

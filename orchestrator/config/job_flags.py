@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.frontend.tensorflow.start import KERAS, is_saved, split_name
 from shardwright.orchestrator.compile import cc_flags
 from shardwright.orchestrator.config import config
 from shardwright.orchestrator.config.arguments import with_values
@@ -23,7 +24,7 @@ from shardwright.orchestrator.config.importers.imported import (
     imported,
 )
 from shardwright.orchestrator.config.model import MODELS
-from shardwright.orchestrator.config.model_file import is_text
+from shardwright.orchestrator.config.model_file import FILES, is_text
 from shardwright.orchestrator.models.presets import preset_list, preset_names
 from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.validation.recipes import Tables
@@ -109,7 +110,7 @@ def add_job_flags(parser: argparse.ArgumentParser, own: Sequence[str] = ()) -> N
     parser.add_argument(
         "--model",
         help="config.json or its folder, module:function, file.py:function, a lowered step (.hlo,"
-        f" .mlir, ...), an ONNX model, or a preset: {preset_list()}",
+        f" .mlir, ...), an ONNX model, a SavedModel's folder, or a preset: {preset_list()}",
     )
     parser.add_argument(
         "--mesh",
@@ -252,6 +253,7 @@ ENDINGS = {
     "config": (".json",),
     "hlo": (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin", ".pt2"),
     "onnx": (".onnx",),
+    "tensorflow": (KERAS,),
 }
 """Key of `[model]` -> how the names of its files end."""
 
@@ -266,6 +268,8 @@ def _model_flag(model: str | None) -> dict[str, str]:
 
 def _model_key(model: str) -> tuple[str, str]:
     """The key of `[model]` that `--model` means, and its value; paths are absolute."""
+    if is_saved(Path(split_name(model)[0])):
+        return "tensorflow", str(Path(model).resolve())
     file, colon, function = model.rpartition(":")
     if colon:
         is_file = file.endswith(".py")
@@ -318,7 +322,7 @@ def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
     """Words that say the same as the flags of `args` to a command that is given elsewhere: the
     file of a model is named from `folder`, where the job file lies."""
     given = _given(args)
-    for key in ("model.config", "model.hlo", "model.onnx"):
+    for key in (f"model.{name}" for name in FILES):
         if given.get(key) and not is_text(given[key]):
             given[key] = os.path.relpath(given[key], folder)
     if os.path.isabs(entry := given.get("model.entry") or ""):

@@ -1,5 +1,5 @@
 """The training task a job names: a preset, a Hugging Face `config.json`, the user's own
-function, a lowered step, or an ONNX model."""
+function, a lowered step, or a model of ONNX or TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import os
 import site
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.entry import entry_names, load_task
 from shardwright.compiler.frontend.task import Mode, TrainTask
+from shardwright.compiler.frontend.tensorflow.start import imports_it, is_saved
 from shardwright.compiler.neff.format import MAX_FILE_BYTES
 from shardwright.compiler.support.files import read_regular
 from shardwright.orchestrator.config.config import KEYS, JobConfig, Keys
-from shardwright.orchestrator.config.model_file import is_text, model_config, model_path
+from shardwright.orchestrator.config.model_file import given_file, is_text, model_config, model_path
 from shardwright.orchestrator.models.presets import preset_task
 from shardwright.orchestrator.validation.recipes import Served, recipe, trained_recipe
 
 if TYPE_CHECKING:
     from shardwright.orchestrator.models.adapters import Lora
 
-MODELS = ("preset", "config", "entry", "hlo", "onnx", "recipe")
+MODELS = ("preset", "config", "entry", "hlo", "onnx", "tensorflow", "recipe")
 """The keys of `[model]` that name one."""
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 _CONFIG_TYPES = {"bfloat16": "bfloat16", "float16": "bfloat16"}
@@ -39,6 +40,8 @@ def resolve_task(job: JobConfig) -> TrainTask:
     model = job.model
     if mode_of(job) is not Mode.TRAIN:
         return _served(job)
+    if traced := _tensorflow_of(job):
+        return _of_tensorflow(job, traced)
     if model.entry:
         from shardwright.orchestrator.config.layout import machine_of  # which loads NumPy
 
@@ -53,7 +56,7 @@ def resolve_task(job: JobConfig) -> TrainTask:
         raise UsageError(
             "SW_MODEL_SETTING",
             f"model.generator = {model.generator!r} requires a step of your own (model.entry), got"
-            f" {model.preset or model.config or model.hlo or model.onnx or model.recipe}",
+            f" {model.preset or model.recipe or given_file(model)[1]}",
             hint="leave the setting out: presets and configs draw nothing, and lowered steps and"
             " recipes say themselves what draws",
         )
@@ -180,6 +183,30 @@ def _of_onnx(job: JobConfig) -> TrainTask:
     return train_task(path, data, model.loss, transformation, model.input_shape)
 
 
+def _tensorflow_of(job: JobConfig) -> str:
+    """The path of a model of TensorFlow, with the name behind it, that a job names: a saved one, or
+    an entry whose module imports TensorFlow, which this process does not run. Empty for others."""
+    if job.model.tensorflow:
+        return str(Path(job.base).resolve() / job.model.tensorflow)
+    if not job.model.entry:
+        return ""
+    name = entry_of(job)[0].partition(":")[2]
+    module = next(reversed([path for path in _entry_files(job) if path.is_file()]), None)
+    return f"{module}:{name}" if module is not None and imports_it(module) else ""
+
+
+def _of_tensorflow(job: JobConfig, path: str) -> TrainTask:
+    """The task of a model of TensorFlow: a step of its own, or with the optimizer of the job.
+    Raises UsageError."""
+    from shardwright.compiler.frontend.tensorflow.training import train_task
+    from shardwright.orchestrator.models.blocks import make_optimizer
+
+    model, obeyed = job.model, ("model.optimizer", "model.learning_rate", "model.clip")
+    _refuse_settings(job, "a model of TensorFlow", obeyed if model.loss else ())
+    transformation = make_optimizer(model.optimizer, model.learning_rate, model.clip)
+    return train_task(path, model.loss, transformation, model.input_shape)
+
+
 def _of_file(job: JobConfig, made: Callable[[dict[str, Any], str], TrainTask]) -> TrainTask:
     """The task that is `made` of a config and its name. Raises UsageError at the file."""
     path = model_path(job)
@@ -219,14 +246,17 @@ def own_settings(job: JobConfig) -> Keys:
 def _refuse_settings(job: JobConfig, what: str, obeyed: Sequence[str]) -> None:
     """Refuse what a step that is `what` cannot obey. Raises UsageError."""
     instead = "take a preset or a config"
-    if job.model.hlo or job.model.onnx:
-        instead = "lower the step again with it" if job.model.hlo else "export the model with it"
+    key, given = given_file(job.model)
+    if key or job.model.entry:
+        instead = "lower the step again with it" if key == "hlo" else "export the model with it"
+    if key == "tensorflow" or job.model.entry:
+        instead = "say it in the code of the model"
     for key, value in own_settings(job).items():
         if key not in obeyed:
             raise UsageError(
                 "SW_MODEL_SETTING",
                 f"{key} = {value!r} requires a step that is built here, got"
-                f" {job.model.hlo or job.model.onnx or job.model.recipe}, which is {what}",
+                f" {given or job.model.entry or job.model.recipe}, which is {what}",
                 hint=f"leave the setting out, or {instead}",
             )
 
@@ -328,18 +358,32 @@ def source_files(job: JobConfig) -> Iterable[Path]:
     if job.model.config:
         model_config(job)  # which says what is wrong with it
         return [] if is_text(job.model.config) else [model_path(job)]
-    is_one = bool(job.model.hlo or job.model.onnx)
-    if is_one and model_path(job).is_file():  # else the task says what is wrong
-        return [model_path(job), *(_beside_onnx(model_path(job)) if job.model.onnx else ())]
+    key, _ = given_file(job.model)
+    if key and (path := model_path(job)).exists():  # else the task says what is wrong
+        return _BESIDE.get(key, _of_folder)(path)
     return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []
 
 
-def _beside_onnx(path: Path) -> Iterator[Path]:
-    """Files with weights of an ONNX model."""
+def _of_onnx_file(path: Path) -> Iterator[Path]:
+    """An ONNX model, and the files with its weights."""
     from shardwright.compiler.frontend.onnx.model import files_beside
 
+    if not path.is_file():
+        return
+    yield path
     found = files_beside(path.read_bytes(), path.parent)
-    return (file for file in found if file.is_file())  # else reading the model says so
+    yield from (file for file in found if file.is_file())  # else reading the model says so
+
+
+def _of_folder(path: Path) -> Iterator[Path]:
+    """A file, or the files of a SavedModel's folder."""
+    is_folder = path.is_dir() and is_saved(path)
+    found = sorted(path.rglob("*")) if is_folder else [path]
+    return (file for file in found if file.is_file())
+
+
+_BESIDE: Mapping[str, Callable[[Path], Iterable[Path]]] = {"onnx": _of_onnx_file}
+"""Key of `[model]` -> the files that what it names is made of, where one names others."""
 
 
 def entry_folders(job: JobConfig) -> set[Path]:

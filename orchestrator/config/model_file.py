@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.tensorflow.start import split_name
 from shardwright.compiler.support.documents import parse_json, read_text
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.model_keys import ModelConfig
 from shardwright.orchestrator.models.presets import preset_config
 
 
@@ -28,9 +30,19 @@ def model_config(job: JobConfig) -> dict[str, Any]:
     return found
 
 
+FILES = ("config", "hlo", "onnx", "tensorflow")
+"""Keys of `[model]` whose value is a path; of `config` it may also be a text."""
+
+
+def given_file(model: ModelConfig) -> tuple[str, str]:
+    """(key, value) of the file that a model is, both empty where it is none."""
+    return next(((key, getattr(model, key)) for key in FILES if getattr(model, key)), ("", ""))
+
+
 def model_path(job: JobConfig) -> Path:
-    """The file of `model.config`, `model.hlo` or `model.onnx`, relative to the job."""
-    return Path(job.base) / (job.model.config or job.model.hlo or job.model.onnx)
+    """The file or folder that `[model]` names, relative to the job."""
+    key, given = given_file(job.model)
+    return Path(job.base) / (split_name(given)[0] if key == "tensorflow" else given)
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def _read_names(value: Any) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `onnx`, `recipe`."""
+    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `onnx`, `tensorflow`,
+    `recipe`."""
 
     preset: str = named("", preset_names)
     """Name of a published architecture (`llama2-70b`)."""
@@ -48,6 +49,11 @@ class ModelConfig:
     onnx: str = ""
     """Path of an ONNX model, relative to the job file: its floating-point initializers are
     parameters, and `loss` says what its results are trained for (docs/onnx.md)."""
+
+    tensorflow: str = ""
+    """Path of a TensorFlow SavedModel (`folder:signature` names one) or a `.keras` file, relative
+    to the job file: its trainable variables are parameters, and `loss` says what it is trained for
+    (docs/tensorflow.md). A function of a Python file is an `entry`."""
 
     recipe: str = named("", recipe_names)
     """Name of a published run: its model, and its layout, batches and software where nothing else
@@ -75,12 +81,12 @@ class ModelConfig:
     keep their residual alone. 0: as many as choose it, no row is dropped."""
 
     loss: str = ""
-    """What an ONNX model is trained for: cross_entropy or mse of its first result and a target, or
-    the name of a result that is one number."""
+    """What a model of ONNX or TensorFlow is trained for: cross_entropy or mse of its first result
+    and a target, or the name of a result that is one number."""
 
     input_shape: str = ""
-    """Sizes of dims that an ONNX model leaves open beside its samples: `seq=128`, or of all dims of
-    an input, `x=4x3x8x8`, with commas between them."""
+    """Sizes of dims that a model of ONNX or TensorFlow leaves open beside its samples: `seq=128`,
+    or of all dims of an input, `x=4x3x8x8`, with commas between them."""
 
     lora_r: int = limited(0, 0, MOST)
     """Rank of low-rank adapters (LoRA), which are trained in place of the model; 0: none, the model

@@ -25,6 +25,7 @@ from shardwright.orchestrator.cache import About, Cache, open_cache
 from shardwright.orchestrator.changes.change import as_chosen
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.config.model import MODELS, own_settings, source_files
+from shardwright.orchestrator.config.model_file import given_file
 from shardwright.orchestrator.keys.environment import always
 from shardwright.orchestrator.keys.reads import Reads, observed
 from shardwright.orchestrator.report.goal import bought
@@ -170,7 +171,11 @@ def _common_parts(job: JobConfig) -> KeyParts:
         f"{t}.{k}": json.dumps(value) for t, keys in tables.items() for k, value in keys.items()
     }
     model = job.model
-    if model.entry or model.hlo or model.onnx:  # which obey or refuse what is said, also the usual
+    key, _ = given_file(model)
+    if model.entry or key not in (
+        "",
+        "config",
+    ):  # which obey or refuse what is said, also the usual
         parts["settings"] = json.dumps(own_settings(job))
     parts["target"] = f"{job.cluster.target} {load_target(job.cluster.target).digest}"
     parts |= {f"sources {name}": source_digest((name,)) for name in PACKAGES}

@@ -17,6 +17,7 @@ from shardwright.orchestrator.config.config import JobConfig, RunConfig
 from shardwright.orchestrator.config.layout import layout_of, machine_of
 from shardwright.orchestrator.config.model import check_named
 from shardwright.orchestrator.config.model_file import (
+    given_file,
     is_text,
     model_config,
     model_path,
@@ -47,15 +48,14 @@ def _check_model(job: JobConfig, is_here: bool) -> None:
     if is_text(model.config):
         model_config(job)
         return
-    given = model.config or model.hlo or model.onnx
+    key, given = given_file(model)
     path = model_path(job) if given else None
     if path is None or (not is_here and _may_be_there(given)):
         return
     if model.config:
         read_config(path)
-    elif not path.is_file():
+    elif not (path.exists() if key == "tensorflow" else path.is_file()):
         missing = os.strerror(errno.ENOENT)
-        key = "hlo" if model.hlo else "onnx"
         raise UsageError("SW_MODEL", f"model.{key}: cannot read {path}: {missing}")
 
 

@@ -22,7 +22,7 @@ from shardwright.compiler.surface.resolve import resolve
 from shardwright.orchestrator.cache.location import locate
 from shardwright.orchestrator.compile.compile_flags import flags_alone
 from shardwright.orchestrator.config.config import JobConfig, check_lasting, is_relative
-from shardwright.orchestrator.config.model_file import is_text, model_path
+from shardwright.orchestrator.config.model_file import given_file, is_text, model_path
 from shardwright.orchestrator.host import DOOR
 from shardwright.orchestrator.road.usage import check_usage
 from shardwright.orchestrator.submission.compile_only import places_of, shared_by
@@ -111,7 +111,7 @@ def _sent_from(folder: Path, words: Sequence[str], environment: Mapping[str, str
 
 def _check(job: JobConfig, folder: Path, compile_only: bool) -> None:
     """Refuse what `run` would refuse in a copy of `folder`, and what would not be in it."""
-    given = job.model.config or job.model.hlo or job.model.onnx
+    _, given = given_file(job.model)
     if given and not os.path.isabs(given) and not is_text(given):
         _inside(model_path(job), folder)
     check_usage(job, has_values=not compile_only, copied=folder)

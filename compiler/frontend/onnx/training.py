@@ -197,11 +197,11 @@ class _Step:
         rng = np.random.default_rng(seed)
         shapes = self.batch(samples)
         if data and data.endswith(".npz"):
-            yield from _of_file(Path(data), shapes, samples)
+            yield from of_file(Path(data), shapes, samples)
         most = self._most()
         while True:
             yield {
-                name: _drawn(rng, leaf, most.get(name, 2)) for name, leaf in sorted(shapes.items())
+                name: drawn(rng, leaf, most.get(name, 2)) for name, leaf in sorted(shapes.items())
             }
 
     def _most(self) -> dict[str, int]:
@@ -217,7 +217,7 @@ class _Step:
         return found
 
 
-def _drawn(rng: np.random.Generator, leaf: Any, most: int) -> Array:
+def drawn(rng: np.random.Generator, leaf: Any, most: int) -> Array:
     """Random values of a leaf."""
     is_whole = np.dtype(leaf.dtype).kind in "biu"
     drawn = rng.integers(0, most, leaf.shape) if is_whole else rng.normal(size=leaf.shape)
@@ -225,7 +225,7 @@ def _drawn(rng: np.random.Generator, leaf: Any, most: int) -> Array:
     return found
 
 
-def _of_file(path: Path, shapes: Mapping[str, Any], samples: int) -> Iterator[dict[str, Array]]:
+def of_file(path: Path, shapes: Mapping[str, Any], samples: int) -> Iterator[dict[str, Array]]:
     """Batches of the samples of a file. Raises UsageError."""
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -23,6 +23,7 @@ from shardwright.compiler.frontend.rules.trip_count import (
     Counter,
     WhileParts,
     find_counter,
+    known_ends,
     known_scalar,
 )
 from shardwright.compiler.ir.opdef import make_op
@@ -67,6 +68,7 @@ def while_(site: Site) -> Values:
     """A counted loop; what the regions capture passes through as extra carries."""
     parts, body, count = _convert_regions(site)
     counter = find_counter(parts)
+    ends = known_ends(parts, counter.trip)
     inits = list(parts.inits)
     inputs, outputs = list(parts.body_inputs), list(parts.body_outputs)
     if parts.inits[counter.carry].type.rank:
@@ -77,9 +79,10 @@ def while_(site: Site) -> Values:
     region = Graph(tuple(inputs), tuple(body.ops), tuple(outputs))
     loop = site.emit("loop", inits, LoopAttrs(counter.trip, counter.carry), (region,))
     results = list(loop.results[:count])
-    if not normal:
-        last = counter.start + counter.trip * counter.step
-        results[counter.carry] = site.make.splat(last, results[counter.carry].type)
+    for carry, last in ends.items():
+        is_read = carry < count and any(True for _ in site.op.results[carry].uses)
+        if is_read or (carry == counter.carry and not normal):
+            results[carry] = site.make.splat(last, results[carry].type)
     return results
 
 

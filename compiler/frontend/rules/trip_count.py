@@ -2,9 +2,10 @@
 `loop`.
 
 The condition must compare a counter carry with a constant (in any direction, either side, also
-behind reshapes, conversions, `not`, and `and` with what is always true); the body must add a
-constant to it. Constants are found through arithmetic, conversions, pass-through carries
-and captured values.
+behind reshapes, conversions, `not`, and `and` with what is always true), or be several such
+conditions that all have to hold; the body must add a constant to each counter. Constants are found
+through arithmetic, conversions, pass-through carries, captured values, and what counters of loops
+in front have come to.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from shardwright.compiler.support.walks import answered
 
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 _NEGATED = {"LT": "GE", "GE": "LT", "LE": "GT", "GT": "LE", "EQ": "NE", "NE": "EQ"}
+_ENDLESS = 1 << 64
+"""More turns than any counter counts."""
 _VIEWS = ("reshape", "broadcast_in_dim")
 _HINT = (
     "write the loop as lax.scan or lax.fori_loop with Python integers as bounds; a data-dependent "
@@ -54,28 +57,51 @@ class WhileParts:
 
 
 def find_counter(parts: WhileParts) -> Counter:
-    """The counter of a `while`. Refuses a loop whose trip count is not known."""
+    """The counter of a `while`: of several the one that ends it. Refuses a loop whose trip count is
+    not known."""
     _link_constant_carries(parts)
-    direction, carry, bound = _condition(parts)
+    found = [_counter(parts, *condition) for condition in _comparisons(parts)]
+    first = min(found, key=lambda counter: counter.trip)
+    if first.trip == _ENDLESS:
+        raise _refused("a counter that reaches its bound")
+    last = first.start + first.trip * first.step
+    if not _holds(parts.inits[first.carry], last):
+        raise _refused(f"a counter within {parts.inits[first.carry].type}", last)
+    return first
+
+
+def known_ends(parts: WhileParts, trip: int) -> dict[int, int]:
+    """Carries that are single whole numbers which a loop of `trip` turns steps through -> what they
+    are after it: loops behind it may count down from there."""
+    found = {}
+    for carry, init in enumerate(parts.inits):
+        is_number = init.type.num_elements == 1 and not init.type.dtype.is_float
+        start = known_scalar(parts.scalars, init, parts.outer) if is_number else None
+        step = _step_of(parts, carry) if start is not None else None
+        if start is not None and step is not None and _holds(init, start + trip * step):
+            found[carry] = start + trip * step
+    return found
+
+
+def _counter(parts: WhileParts, compare: Op, negated: bool) -> Counter:
+    """The counter of one condition."""
+    direction, carry, bound = _condition(parts, compare, negated)
     start = _known(parts, parts.inits[carry], "start")
     step = _step(parts, carry)
     limit = _known(parts, bound, "bound")
-    trip = _trip_count(direction, start, step, limit)
-    _check_range(parts.inits[carry], start + trip * step)
-    return Counter(carry, start, step, trip)
+    return Counter(carry, start, step, _trip_count(direction, start, step, limit))
 
 
 def _link_constant_carries(parts: WhileParts) -> None:
     """Carries that pass through are, inside, what they are outside."""
     rows = zip(parts.inits, parts.cond_inputs, parts.body_inputs, parts.body_outputs, strict=True)
     for init, cond_input, body_input, body_output in rows:
-        if body_output is body_input:
+        if _plain(parts, body_output) is body_input:
             parts.outer |= {cond_input: init, body_input: init}
 
 
-def _condition(parts: WhileParts) -> tuple[str, int, Value]:
+def _condition(parts: WhileParts, compare: Op, negated: bool) -> tuple[str, int, Value]:
     """(direction, counter carry, bound) with the counter on the left."""
-    compare, negated = _comparison(parts)
     given = _NEGATED[compare.attrs.direction] if negated else compare.attrs.direction
     lhs, rhs = (_plain(parts, value) for value in compare.operands)
     carries = {value: k for k, value in enumerate(parts.cond_inputs)}
@@ -87,20 +113,24 @@ def _condition(parts: WhileParts) -> tuple[str, int, Value]:
     raise _refused("a condition on a counter carry")
 
 
-def _comparison(parts: WhileParts) -> tuple[Op, bool]:
-    """The comparison behind the condition, and whether the loop runs while it is false."""
-    value, negated = parts.cond_output, False
-    while True:
+def _comparisons(parts: WhileParts) -> list[tuple[Op, bool]]:
+    """The comparisons that all have to hold for the loop to go on, each with whether it is its
+    contrary that has to."""
+    found, waiting = [], [(parts.cond_output, False)]
+    while waiting:
+        value, negated = waiting.pop()
         value = _plain(parts, value)
         op = parts.scalars.get(value)
         inside = None if op is None else _inside(parts, op)
-        if inside is None:
-            break
-        value, turned = inside
-        negated ^= turned
-    if op is None or op.name != "compare":
-        raise _refused("a condition that compares", op.name if op is not None else "a carry")
-    return op, negated
+        if inside is not None:
+            waiting.append((inside[0], negated ^ inside[1]))
+        elif op is not None and op.name == ("or" if negated else "and"):
+            waiting += [(operand, negated) for operand in op.operands]
+        elif op is None or op.name != "compare":
+            raise _refused("a condition that compares", op.name if op is not None else "a carry")
+        else:
+            found.append((op, negated))
+    return found
 
 
 def _inside(parts: WhileParts, op: Op) -> tuple[Value, bool] | None:
@@ -148,17 +178,30 @@ def _plain(parts: WhileParts, value: Value) -> Value:
 
 
 def _step(parts: WhileParts, carry: int) -> int:
-    """What the body adds to the counter."""
-    before, after = parts.body_inputs[carry], parts.body_outputs[carry]
-    op = parts.scalars.get(after)
-    if op is not None and op.name == "add" and before in op.operands:
-        lhs, rhs = op.operands
-        return _known(parts, rhs if lhs is before else lhs, "step")
-    if op is not None and op.name == "subtract" and op.operands[0] is before:
-        return -_known(parts, op.operands[1], "step")
+    """What the body adds to the counter. Refuses a step that is not known."""
+    step = _step_of(parts, carry)
+    if step is not None:
+        return step
+    op = parts.scalars.get(_plain(parts, parts.body_outputs[carry]))
+    if op is not None and op.name in ("add", "subtract"):
+        refuse("NCC_EVRF001", "while requires a step known when compiling", _HINT)
     raise _refused(
         "a counter with a constant step", op.name if op is not None else "something else"
     )
+
+
+def _step_of(parts: WhileParts, carry: int) -> int | None:
+    """What the body adds to a carry; None where that is not known."""
+    before, after = parts.body_inputs[carry], _plain(parts, parts.body_outputs[carry])
+    op = parts.scalars.get(after)
+    operands = [_plain(parts, operand) for operand in op.operands] if op is not None else []
+    if op is not None and op.name == "add" and before in operands:
+        lhs, rhs = op.operands
+        return known_scalar(parts.scalars, rhs if operands[0] is before else lhs, parts.outer)
+    if op is not None and op.name == "subtract" and operands[0] is before:
+        step = known_scalar(parts.scalars, op.operands[1], parts.outer)
+        return None if step is None else -step
+    return None
 
 
 def _known(parts: WhileParts, value: Value, what: str) -> int:
@@ -222,7 +265,8 @@ def _scalar(op: Op, value: Value, known: Sequence[int | None]) -> int | None:
 
 
 def _trip_count(direction: str, start: int, step: int, limit: int) -> int:
-    """How often `start + i * step <direction> limit` holds, counting from i = 0."""
+    """How often `start + i * step <direction> limit` holds, counting from i = 0; `_ENDLESS` where
+    it always does."""
     limit += {"LE": 1, "GE": -1}.get(direction, 0)
     holds = {"EQ": start == limit, "NE": start != limit, "LT": start < limit, "LE": start < limit}
     if not holds.get(direction, start > limit):
@@ -231,14 +275,13 @@ def _trip_count(direction: str, start: int, step: int, limit: int) -> int:
         return 1
     trip = -((start - limit) // step) if step else 0
     if trip < 1 or (direction == "NE" and (limit - start) % step):
-        raise _refused("a counter that reaches its bound")
+        return _ENDLESS
     return trip
 
 
-def _check_range(counter: Value, last: int) -> None:
-    """Refuse a counter that would wrap around before it reaches its bound."""
+def _holds(counter: Value, number: int) -> bool:
+    """Whether a number is one of a counter's type, which would else wrap around."""
     bits = 8 * counter.type.dtype.bytes
     signed = counter.type.dtype.value.startswith("i")
     low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if signed else (0, 1 << bits)
-    if not low <= last < high:
-        raise _refused(f"a counter within {counter.type}", last)
+    return low <= number < high

@@ -24,6 +24,9 @@ SCALAR: dict[str, Condition] = {
     "not": lambda i: ~(i >= 5),
     "and": lambda i: jnp.logical_and(i < 5, True),
     "or": lambda i: jnp.logical_or(i < 5, False),
+    "both": lambda i: jnp.logical_and(i < 7, i < 5),
+    "one always": lambda i: jnp.logical_and(i < 5, i > -3),
+    "neither": lambda i: ~jnp.logical_or(i >= 5, i >= 9),
     "xor": lambda i: jnp.logical_xor(i >= 5, True),
     "is 1": lambda i: (i < 5).astype(jnp.int32) == 1,
     "is not 0": lambda i: (i < 5).astype(jnp.int32) != 0,
@@ -63,10 +66,20 @@ def test_a_counter_of_one_element(name: str) -> None:
     check(loop(ONE_ELEMENT[name], (1,), -4, 3))
 
 
+def test_a_loop_counts_down_from_where_another_ended() -> None:
+    def there_and_back(x: jax.Array) -> Any:
+        turns, there = loop(lambda i: i < 5, (), 0, 1)(x)
+        first = jnp.int32(0), there
+        back = lax.while_loop(lambda c: c[0] < turns, lambda c: (c[0] + 1, c[1] * 0.5), first)
+        return turns, back[1]
+
+    check(there_and_back)
+
+
 @pytest.mark.parametrize(
     ("condition", "got"),
     [
-        (lambda i: jnp.logical_and(i < 5, i > -3), "and"),
+        (lambda i: jnp.logical_and(i > -1, i > -3), "reaches its bound"),
         (lambda i: jnp.logical_or(i < 5, True), "or"),
         (lambda i: (i < 5).astype(jnp.int32) == 2, "a condition on a counter carry"),
     ],

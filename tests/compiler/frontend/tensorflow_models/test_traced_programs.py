@@ -1,0 +1,175 @@
+"""Programs that TensorFlow traced, kept in tests/fixtures/tensorflow_models: read, computed and
+trained without it, with the values of its own step."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+
+from shardwright.compiler.diagnostics import ImportRuleError, UsageError
+from shardwright.compiler.frontend.detect import import_file
+from shardwright.compiler.frontend.onnx.tensors import narrowed
+from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
+from shardwright.compiler.frontend.task import TrainTask
+from shardwright.compiler.frontend.tensorflow import training
+from shardwright.compiler.frontend.tensorflow.asking import Asked, Tracer
+from shardwright.compiler.frontend.tensorflow.places import place_of, with_places
+from shardwright.compiler.frontend.tensorflow.program import UPDATE, Program
+from shardwright.compiler.frontend.tensorflow.start import MAGIC, imports_it, split_name
+from shardwright.compiler.ir.reference import evaluate
+from shardwright.sharding.partition.mesh import make_mesh
+from tests.fixtures.tensorflow_models import MODELS, SAMPLES, stored
+from tests.support.reference_ranks import ReferenceRanks
+from tests.support.road import fsdp_plan, split_batch
+from tests.test_error_triggers import InProcess
+
+CORES, BOUND = 32, 1e-5
+
+
+@cache
+def content(name: str) -> bytes:
+    return stored(name).path.read_bytes()
+
+
+class Kept(Tracer):
+    """Answers with what is kept, and traces nothing."""
+
+    def traced(self, asked: Asked) -> bytes:
+        assert asked.samples in (0, SAMPLES) and asked.training
+        return content(Path(asked.model).stem)
+
+
+@pytest.fixture(autouse=True)
+def _read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "Reader", InProcess)
+
+
+def task(name: str) -> TrainTask:
+    return training.train_task(f"{name}.py", "", optax.sgd(1e-2), "", Kept())
+
+
+def check_equal(found: Any, wanted: np.ndarray, of: str) -> None:
+    """Within the bound of the largest value, or of 1: a bias in front of a norm has none."""
+    bound = BOUND * max(1.0, float(np.abs(wanted).max(initial=0)))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=bound, err_msg=of)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_of_a_step(name: str) -> None:
+    program, kept = Program.read(content(name)), stored(name)
+    graph, module = import_file(content(name))
+    assert module.form == "tensorflow"
+    given = {**program.values, **program.example}
+    arrays = [narrowed(np.asarray(given[argument])) for argument in module.arguments]
+    found = dict(zip(module.results, evaluate(graph, arrays), strict=True))
+    assert abs(float(found.pop("loss")) - kept.loss) < BOUND
+    assert len(found) == len(program.of(UPDATE)) > 4
+    for key, value in found.items():
+        of = key.removesuffix("_new")
+        check_equal(value, kept.variables[of].astype(value.dtype), of)
+
+
+def test_instructions_have_the_lines_of_the_model() -> None:
+    graph, _ = import_file(content("convnet"))
+    files = {op.loc.file for op in graph.ops if op.loc.line}
+    assert "tests/fixtures/tensorflow_models.py" in files
+    assert not [file for file in files if "site-packages" in file or file.startswith("/")]
+    assert any("conv2d" in op.loc.scope for op in graph.ops)
+
+
+def test_what_variables_are_follows_from_the_loss() -> None:
+    made = task("recurrent")
+    assert made.state_names == ("params", "opt_state") and made.samples == SAMPLES
+    roles = {path: role for path, role in made.roles.items() if path.startswith("params/")}
+    assert set(roles.values()) == {"parameter"} and len(roles) == 8
+    others = {path for path in made.roles if path not in roles}
+    assert {"opt_state/adam/iteration", "opt_state/adam/learning_rate"} <= others
+    statistics = {path for path in task("convnet").roles if "moving" in path}
+    assert len(statistics) == 2 and all(path.startswith("opt_state/") for path in statistics)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_on_thirty_two_cores(name: str) -> None:
+    """What TensorFlow's own step has, of weights that lie in 32 parts (FSDP)."""
+    made, kept = task(name), stored(name)
+    plan = fsdp_plan(made, make_mesh({"dp_shard": CORES}), 1).step
+    ranks = ReferenceRanks(plan, initial_state(made, 0))
+    batch = next(task_batches(made, 0, CORES))
+    ranks.run_step(split_batch(batch_leaves(batch), CORES))
+    assert abs(float(ranks.gather("metrics/loss")) - kept.loss) < BOUND
+    for path in made.roles:
+        wanted = kept.variables[path.partition("/")[2]]
+        found = ranks.gather(path)
+        check_equal(found, wanted.astype(found.dtype), path)
+
+
+def test_a_batch_is_the_example_again_and_again() -> None:
+    made = task("transformer")
+    assert made.batches is not None
+    batches = made.batches(0, SAMPLES, None)
+    first, second = next(batches), next(batches)
+    assert first["x"].shape == (SAMPLES, 6) and np.array_equal(first["x"], second["x"])
+
+
+def test_a_step_of_so_many_samples_takes_no_others() -> None:
+    class Other(Kept):
+        def traced(self, asked: Asked) -> bytes:
+            return content("convnet")
+
+    made = training.train_task("convnet.py", "", optax.sgd(1e-2), "", Other())
+    with pytest.raises(UsageError, match="SW_BATCH"):
+        made.batch(8)
+
+
+@pytest.mark.parametrize("part", [0, 1, 40, 4000])
+def test_damaged_programs_are_refused(part: int) -> None:
+    data = MAGIC + content("convnet")[len(MAGIC) :][:part]
+    with pytest.raises(ImportRuleError, match="SW_TF_MODEL"):
+        import_file(data)
+
+
+def test_only_places_are_written_anew() -> None:
+    """Fields by hand: a module with a name and a computation of one instruction, whose metadata
+    has an operator, a file and a line; aliases of buffers are left out."""
+
+    def field(number: int, data: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    def module(metadata: bytes, aliases: bytes = b"") -> bytes:
+        instruction = field(1, b"add.1") + field(7, metadata) + b"\x40\x07"
+        return field(1, b"main") + field(3, field(2, instruction)) + aliases
+
+    name = field(1, b"AddV2") + field(2, b"Call/dense/add;other")
+    before = name + field(3, b"ops.py") + b"\x20\x85\x09"
+    after = name + field(3, b"model.py") + b"\x20\x07"
+    found = with_places(module(before, field(8, b"alias")), {"dense/add": ("model.py", 7)})
+    assert found == module(after)
+    assert with_places(module(before), {}) == module(name)
+    assert place_of("unknown/add", {"dense/add": ("model.py", 7)}) is None
+
+
+def test_paths_and_what_stands_behind_them() -> None:
+    assert split_name("folder:serving_default") == ("folder", "serving_default")
+    assert split_name("a/model.py:make") == ("a/model.py", "make")
+    assert split_name("folder") == ("folder", "") and split_name("C:/x") == ("C:/x", "")
+
+
+def test_python_that_imports_tensorflow_is_told_by_its_text(tmp_path: Path) -> None:
+    texts = {
+        "direct": "import tensorflow as tf",
+        "deep": "def make():\n    from keras import layers\n",
+        "beside": "import direct",
+        "of_jax": 'import os\nos.environ["KERAS_BACKEND"] = "jax"\nimport keras',
+        "other": "import jax",
+        "no_python": "import tensorflow as",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    found = {name for name in texts if imports_it(tmp_path / f"{name}.py")}
+    assert found == {"direct", "deep", "beside"}
