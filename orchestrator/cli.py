@@ -33,6 +33,7 @@ from shardwright.orchestrator.config.job_flags import (
     add_source_flag,
     imported_job,
 )
+from shardwright.orchestrator.environment import reading
 from shardwright.orchestrator.host import collect_rarely
 from shardwright.orchestrator.report import commands as reports
 from shardwright.orchestrator.report import explanations
@@ -82,6 +83,9 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
     compiles = lazily("compile.compile_command", "main", "words")
     args = argparse.Namespace(verb=compiles, words=rest) if verb else _parser().parse_args(words)
     args.began, args.again = began, again(words)
+    if getattr(args, "dump_dir", "") is None and (debug := reading.debug_folder()):
+        say(f"NEURON_FRAMEWORK_DEBUG=1 from the environment: --dump-dir {debug}", err=True)
+        args.dump_dir = Path(debug)
     return args
 
 

@@ -428,7 +428,7 @@ def test_a_file_that_was_compiled_before_is_taken_from_the_cache(folder: Path) -
     write_model(folder / "m.mlir", layers, ARGUMENTS)
     line = "neuronx-cc compile m.mlir --target trn1 --cache_dir=kept"
     made = {}
-    for words, hits in (("", 0), ("", 1), ("--retry_failed_compilation", 0), ("--no_cache", None)):
+    for words, hits in (("", 0), ("", 1), ("--retry_failed_compilation", 1), ("--no_cache", None)):
         assert compile_line(f"{line} {words}") == 0
         shown = [] if hits is None else [found_in_cache(folder)[0].partition(" of ")[0]]
         assert shown == ([] if hits is None else ["0" if not hits else shown[0]])
