@@ -37,6 +37,7 @@ from shardwright.orchestrator.environment import reading
 from shardwright.orchestrator.host import collect_rarely
 from shardwright.orchestrator.report import commands as reports
 from shardwright.orchestrator.report import explanations
+from shardwright.orchestrator.runtime import commands as runtime
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.submission import commands as submission
 from shardwright.orchestrator.terminal import outputs
@@ -167,7 +168,7 @@ def _parser() -> Parser:
     _opt_parser(verbs)
     _nccom_parser(verbs)
     _neff_parsers(verbs)
-    for room in (triton, reports, submission, cache, values, doctor):
+    for room in (triton, reports, submission, cache, values, runtime, doctor):
         room.add_verbs(verbs)
     return parser
 

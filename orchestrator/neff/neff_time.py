@@ -30,19 +30,18 @@ from shardwright.sim_cluster.timing.resident import (
     with_resident_weights,
 )
 from shardwright.sim_cluster.timing.sensitivity import TIMED
+from shardwright.sim_cluster.timing.step_time import Replayed, Step, time_step
 
 Timed = Callable[[Target], int]
 
 
 def print_time(opened: ProgramFile, target: Target) -> None:
     """The simulated time of a program, for people."""
-    program = opened.program
-    mesh, _ = mesh_of(opened)
+    program, mesh = opened.program, mesh_of(opened)[0]
     where = f"on {math.prod(mesh.values())} cores" if mesh else "on one core"
 
     def timed(machine: Target) -> int:
-        total = _step_ps(opened, machine, mesh) if mesh else sum(_stretches(program, machine))
-        return total + _constants_ps(opened, machine)
+        return simulated_ps(opened, machine)
 
     loading = _constants_ps(opened, target)
     note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
@@ -52,6 +51,14 @@ def print_time(opened: ProgramFile, target: Target) -> None:
         machine = logical(target, program.lnc, hypothetical=True)
         say(hypothetical_text(machine), err=True)
     _say_clocks(target)
+
+
+def simulated_ps(opened: ProgramFile, target: Target) -> int:
+    """How long one execution takes on a machine, in ps, with the constants that its start loads.
+    Raises UsageError as `timed_step`."""
+    program, mesh = opened.program, mesh_of(opened)[0]
+    total = timed_step(opened, target).step_time_ps if mesh else sum(_stretches(program, target))
+    return total + _constants_ps(opened, target)
 
 
 def _said(timed: Timed, target: Target) -> str:
@@ -94,12 +101,11 @@ def _stretches(program: Program, target: Target) -> list[int]:
     return [op.full_ps for op in program_macros(program, target) if isinstance(op, Stretch)]
 
 
-def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> int:
-    """One run of all ranks of `mesh`, on as few instances as have the cores. Raises UsageError for
-    more ranks than an instance without EFA has cores."""
-    from shardwright.sim_cluster.timing.step_time import Step, time_step
-
-    program, ranks = opened.program, math.prod(mesh.values())
+def timed_step(opened: ProgramFile, target: Target, traced: bool = False) -> Replayed:
+    """One run of all ranks of the file's mesh, on as few instances as have the cores. Raises
+    UsageError for more ranks than an instance without EFA has cores."""
+    program, mesh = opened.program, mesh_of(opened)[0]
+    ranks = math.prod(mesh.values())
     machine = logical(target, program.lnc, bool(opened.meta.get("hypothetical")))
     instances = -(-ranks // machine.cores)
     if instances > 1 and not machine.efa_devices:
@@ -116,7 +122,7 @@ def _step_ps(opened: ProgramFile, target: Target, mesh: Mapping[str, int]) -> in
         target=machine,
         instances=instances,
     )
-    return time_step(step).step_time_ps
+    return time_step(step, traced=traced)
 
 
 def _constants_ps(opened: ProgramFile, target: Target) -> int:

@@ -3,7 +3,6 @@ program on one core."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from shardwright.compiler.neff.serial import SerialFile, read_serial
 from shardwright.compiler.surface.releases import profile
 from shardwright.compiler.surface.resolve import find_target
 from shardwright.compiler.surface.timeline import behaviour
+from shardwright.orchestrator.environment import reading
 from shardwright.orchestrator.neff.neff_files import (
     ProgramFile,
     mesh_of,
@@ -151,7 +151,7 @@ def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOp
     inputs the last that has an array counts. Raises UsageError for inputs that cannot be read,
     SimulationError for missing or misshapen ones and for a program that needs other cores,
     LoadError for a machine that refuses the file."""
-    from shardwright.sim_cluster.values.load_checks import check_loadable
+    from shardwright.orchestrator.runtime.execution import executing
 
     if (bool(inputs) and outputs is None) or (outputs is None and not options.timed):
         raise UsageError(
@@ -165,13 +165,13 @@ def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOp
     opened = open_program(path, options.program)
     asked = options.target
     target = find_target(asked) if asked else load_target(opened.program.target)
-    check_loadable(opened.program, opened.meta, target)
-    if outputs is not None:
-        _run_values(opened, inputs, outputs, options)
-    if options.timed:
-        from shardwright.orchestrator.neff.neff_time import print_time
+    with executing(path, opened, target):
+        if outputs is not None:
+            _run_values(opened, inputs, outputs, options)
+        if options.timed:
+            from shardwright.orchestrator.neff.neff_time import print_time
 
-        print_time(opened, target)
+            print_time(opened, target)
     return 0
 
 
@@ -289,6 +289,6 @@ def _rounding(seed: int | None) -> AbstractContextManager[None]:
     """Stochastic rounding where asked for, by flag or by the runtime's own variables."""
     from shardwright.sim_cluster.values import rounding
 
-    if seed is None and os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_EN", "0") not in ("", "0"):
-        seed = int(os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0"))
+    if seed is None and reading.value("NEURON_RT_STOCHASTIC_ROUNDING_EN", False):
+        seed = reading.value("NEURON_RT_STOCHASTIC_ROUNDING_SEED", 0)
     return nullcontext() if seed is None else rounding.stochastic(seed)

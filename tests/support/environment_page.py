@@ -20,8 +20,10 @@ Why it is so: [design/0096-environment.md](design/0096-environment.md).
 """
 
 TAIL = """
-What frameworks read themselves (`XLA_FLAGS`, `JAX_*`) stays with them. Of ours there is
-`SHARDWRIGHT_LOG=json`, a line per event ([orchestration.md](orchestration.md)).
+What frameworks read themselves (`XLA_FLAGS`, `JAX_*`) stays with them. Of ours there are
+`SHARDWRIGHT_LOG=json`, a line per event ([orchestration.md](orchestration.md)), and
+`SHARDWRIGHT_MACHINE`, the folder of the simulated machine that processes share
+([runtime.md](runtime.md)).
 """
 
 
