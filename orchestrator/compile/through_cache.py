@@ -19,9 +19,10 @@ from shardwright.orchestrator.compile.compile_log import CompileLog
 from shardwright.orchestrator.compile.modules import Maker, OpenModule
 from shardwright.orchestrator.config.config import CacheConfig
 from shardwright.orchestrator.environment.reading import said
+from shardwright.orchestrator.host import num_cpus
 from shardwright.orchestrator.road.parts import parts_of
 from shardwright.orchestrator.road.units import refused_kinds
-from shardwright.orchestrator.service.executor import InlineExecutor
+from shardwright.orchestrator.service.executor import Executor, InlineExecutor, Start
 from shardwright.orchestrator.service.service import UnitService
 
 
@@ -38,7 +39,7 @@ def through_cache(command: Command) -> Maker:
     refused = refused_kinds(CacheConfig(miss=found_miss.of_job)) if found_miss else ()
 
     def make(opened: OpenModule, resolved: Resolved, log: CompileLog) -> Program:
-        with UnitService(InlineExecutor, cache, refused=refused) as service:
+        with UnitService(_started(command), cache, refused=refused) as service:
             outlined = outline_programs((opened.program,))
             opened.watch.outlined(outlined)
             parts = parts_of(outlined, command.target.name, resolved.options)
@@ -51,6 +52,21 @@ def through_cache(command: Command) -> Maker:
         return program
 
     return make
+
+
+def _started(command: Command) -> Start:
+    """What compiles functions: this process, or as many as --num-parallel-jobs says, where several
+    wait and the host has as many CPUs."""
+    jobs = min(command.num_parallel_jobs, num_cpus())
+    if jobs == 1:
+        return InlineExecutor
+
+    def start() -> Executor:
+        from shardwright.orchestrator.service.process_backend import AutoExecutor
+
+        return AutoExecutor(jobs)
+
+    return start
 
 
 def _opened(command: Command) -> tuple[Cache, str]:
