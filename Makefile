@@ -89,6 +89,7 @@ docs: setup ## write the generated pages of docs/
 	$(BIN)/python -m tests.support.type_page
 	$(BIN)/python -m tests.support.flag_page
 	$(BIN)/python -m tests.support.timeline_page
+	$(BIN)/python -m tests.support.environment_page
 	$(BIN)/python -m tests.support.onnx_page
 	$(BIN)/python -m tests.support.models_page
 

@@ -33,9 +33,11 @@ from shardwright.orchestrator.config.job_flags import (
     add_source_flag,
     imported_job,
 )
+from shardwright.orchestrator.environment import reading
 from shardwright.orchestrator.host import collect_rarely
 from shardwright.orchestrator.report import commands as reports
 from shardwright.orchestrator.report import explanations
+from shardwright.orchestrator.runtime import commands as runtime
 from shardwright.orchestrator.saved import commands as saved
 from shardwright.orchestrator.service import logs
 from shardwright.orchestrator.submission import commands as submission
@@ -83,6 +85,9 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
     compiles = lazily("compile.compile_command", "main", "words")
     args = argparse.Namespace(verb=compiles, words=rest) if verb else _parser().parse_args(words)
     args.began, args.again = began, again(words)
+    if getattr(args, "dump_dir", "") is None and (debug := reading.debug_folder()):
+        say(f"NEURON_FRAMEWORK_DEBUG=1 from the environment: --dump-dir {debug}", err=True)
+        args.dump_dir = Path(debug)
     return args
 
 
@@ -164,7 +169,7 @@ def _parser() -> Parser:
     _opt_parser(verbs)
     _nccom_parser(verbs)
     _neff_parsers(verbs)
-    for room in (saved, triton, reports, submission, cache, values, doctor):
+    for room in (saved, triton, reports, submission, cache, values, runtime, doctor):
         room.add_verbs(verbs)
     return parser
 

@@ -327,6 +327,12 @@ class Program:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def constant_bytes(self) -> int:
+        """Constants that functions read from HBM, as they lie in its file."""
+        tensors = (tensor for function in self.functions for tensor in function.tensors)
+        return sum(len(tensor.data) for tensor in tensors if tensor.kind == "constant")
+
+    @property
     def scratch_bytes(self) -> int:
         """The largest scratch zone of its functions: a part of the arena while they run."""
         return max((f.scratch_bytes for f in self.functions), default=0)

@@ -21,7 +21,6 @@ from shardwright.compiler.ir.facts import pairing
 from shardwright.compiler.ir.types import Graph, Op
 from shardwright.compiler.isa.costs import tensor_cycles
 from shardwright.compiler.isa.program import Engine, Function, Instr, Loop, Program, calls_of
-from shardwright.compiler.linking.residency import constant_bytes
 from shardwright.compiler.lower.task import ORDINAL_FILE
 
 OPERATOR_LIMIT = 300_000
@@ -67,7 +66,7 @@ class Memory:
 def memory_of(program: Program) -> Memory:
     """The split of a linked program."""
     return Memory(
-        constants=constant_bytes(program),
+        constants=program.constant_bytes,
         io=sum(b.num_bytes for b in program.buffers if b.kind == "named"),
         intermediates=program.arena_bytes - program.scratch_bytes,
         scratch=program.scratch_bytes,

@@ -199,12 +199,6 @@ def scratch_peak(function: Function) -> ScratchPeak:
     return best
 
 
-def constant_bytes(program: Program) -> int:
-    """Constants that the functions of a program read from HBM, as they lie in its file."""
-    tensors = (t for function in program.functions for t in function.tensors)
-    return sum(len(t.data) for t in tensors if t.kind == "constant")
-
-
 def gathered_tensors(function: Function) -> frozenset[int]:
     """Tensors of a function that an all_gather is the last to write."""
     last: dict[int, bool] = {}

@@ -184,6 +184,7 @@ class Target:
     prices: Mapping[str, Fact]  # USD per hour by kind (PRICE_KINDS), those that are published
     digest: str  # of the data files
     lnc: int = 1  # physical cores per logical core
+    code_bytes_per_core: int = 0  # of the reserve: micro-code
 
     @property
     def cores(self) -> int:
@@ -234,9 +235,22 @@ def logical(target: Target, lnc: int = 0, hypothetical: bool = False, key: str =
         cores_per_chip=target.cores_per_chip // count,
         hbm_bytes_per_core=target.hbm_bytes_per_core * count,
         reserve_bytes_per_core=target.reserve_bytes_per_core * count,
+        code_bytes_per_core=target.code_bytes_per_core * count,
         published_flops_per_s_per_core=target.published_flops_per_s_per_core * count,
         lnc=count,
     )
+
+
+def reserve_of(target: Target) -> dict[str, int]:
+    """What of a core's HBM the runtime keeps, in bytes: micro-code of its physical cores (96 MB
+    each, documented), and DMA rings. The sum is `reserve_bytes_per_core`."""
+    code = min(target.code_bytes_per_core, target.reserve_bytes_per_core)
+    return {"model code": code, "DMA rings": target.reserve_bytes_per_core - code}
+
+
+PROFILE_BUFFERS_BYTES = 2 * 10**9
+"""Buffers of a core that is profiled (documented, device memory page: 64 to 128 MB each, about 2 GB
+in all); they are there while it is, and not else."""
 
 
 def hypothetical_text(target: Target) -> str:
@@ -411,6 +425,7 @@ def _target(name: str, core: Mapping[str, Any], facts: Mapping[str, Fact], diges
         host_memory_bytes=int(f.get("host_memory_gib", 0) * 2**30),
         prices=_prices_of(facts),
         digest=digest,
+        code_bytes_per_core=f["model_code_overhead_mb_per_physical_core"] * 10**6,
     )
 
 

@@ -322,12 +322,13 @@ _NEURONX: tuple[Flag, ...] = (
         help="--optlevel 1",
         source=_RN,
     ),
-    _recorded(
+    _command(
         "num-parallel-jobs",
         Kind.INTEGER,
-        "processes of the vendor's parallel passes; units run on the executor here",
+        "processes that compile the functions of a file; one where nothing is said, the vendor has"
+        " 8",
         _RN,
-        usual=8,
+        default=1,
     ),
     _option(
         "enable-mixed-precision-accumulation",
@@ -444,7 +445,7 @@ _NEURONX: tuple[Flag, ...] = (
     _command(
         "retry_failed_compilation",
         Kind.SWITCH,
-        "compile anew what is stored, remembered refusals too",
+        "compile again what is remembered as refused",
         _WRAPPER,
         default=False,
     ),

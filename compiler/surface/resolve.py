@@ -56,6 +56,10 @@ class Given:
     spelling: str
 
 
+MOST_JOBS = 64
+"""Processes of one compilation (our choice)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """What the command does around compilation."""
@@ -78,6 +82,7 @@ class Command:
     no_cache: bool
     retry_failed_compilation: bool
     pipeline_cores: int
+    num_parallel_jobs: int  # processes that compile functions
     io_config: str
 
 
@@ -377,7 +382,11 @@ def _command(settings: dict[str, Any], profile: Profile) -> Command:
         text = f"--hbm-scratchpad-page-size requires {required}, got {page}"
         raise UsageError("SW_USAGE", text)
     lnc, hypothetical = settings.get("lnc", 0), settings["hypothetical"]
+    if not 1 <= (jobs := settings["num_parallel_jobs"]) <= MOST_JOBS:
+        text = f"--num-parallel-jobs requires 1 to {MOST_JOBS}, got {jobs}"
+        raise UsageError("SW_USAGE", text)
     return Command(
+        num_parallel_jobs=jobs,
         target=logical(target, lnc, hypothetical, "--logical-nc-config"),
         profile=profile,
         verbose=_level(settings["verbose"]),

@@ -36,6 +36,8 @@ from shardwright.orchestrator.cache.tally import Tally
 from shardwright.orchestrator.config.config import CacheConfig
 
 READ, WRITTEN = "read", "written"
+REFUSED = "-refused"
+"""What the kinds of remembered failures end with."""
 _Answer = TypeVar("_Answer")
 _AT_ONCE = 16
 """Our choice: a round trip takes 10 to 50 ms, a job has tens of units."""
@@ -44,7 +46,7 @@ _AT_ONCE = 16
 class Cache:
     """Entries of a directory, and of the `shared` store behind it. What was stored before `since_s`
     (Unix time) is removed when it is asked for, also where a first writer wins: what is computed
-    instead is what others find."""
+    instead is what others find. `failed_since_s` is the same of remembered failures alone."""
 
     def __init__(
         self,
@@ -52,12 +54,13 @@ class Cache:
         max_bytes: int = 10 * GIB,
         shared: Store | None = None,
         since_s: float = 0.0,
+        failed_since_s: float = 0.0,
     ) -> None:
         self.local = LocalStore(directory, max_bytes)
         self.stores: tuple[Store, ...] = (self.local, *([shared] if shared else []))
         self.tally = Tally(directory)
         self.poll_s = max(store.poll_s for store in self.stores)  # for a lock that another holds
-        self._since_s = since_s
+        self._since_s, self._failed_since_s = since_s, max(since_s, failed_since_s)
         self._told: set[tuple[str, str]] = set()
         self._telling = Lock()
         self.warnings: list[str] = []
@@ -137,7 +140,8 @@ class Cache:
             self._damaged(store, name)
             return None
         # Later than now is another host's clock, which says nothing about before and after.
-        if self._since_s and not self._since_s <= entry.about.stored_s <= time.time():
+        since_s = self._failed_since_s if name.kind.endswith(REFUSED) else self._since_s
+        if since_s and not since_s <= entry.about.stored_s <= time.time():
             self._asked(store, WRITTEN, lambda: store.remove(name), False)
             return None
         return data, entry
@@ -179,4 +183,5 @@ def open_cache(settings: CacheConfig) -> Cache:
     """The cache of a job. Raises UsageError for a place we cannot use."""
     location = locate(settings.dir, settings.local_dir)
     shared = S3Store(location.url) if location.url else None
-    return Cache(location.directory, int(settings.max_gib * GIB), shared, settings.since_s)
+    since = settings.since_s, settings.failed_since_s
+    return Cache(location.directory, int(settings.max_gib * GIB), shared, *since)

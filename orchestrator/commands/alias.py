@@ -2,7 +2,8 @@
 
 Each is a shell script that hands its command line to ours: `neuronx-cc` takes `compile`,
 `list-operators`, `--help` and `--version` (command reference), `neuron_parallel_compile` what
-`parallel-compile` takes (parallel compilation page).
+`parallel-compile` takes (parallel compilation page), the tools what their verbs take. Names that
+the vendor has withdrawn are there too: they say what does it today.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 from shardwright.orchestrator.host import PACKAGES_ROOT
+from shardwright.orchestrator.runtime.commands import TOOLS, WITHDRAWN
 from shardwright.orchestrator.terminal.outputs import write, writing
 from shardwright.orchestrator.terminal.terminal import say
 
@@ -29,7 +31,16 @@ exit 2
 _PARALLEL = """\
 exec {command} parallel-compile "$@"
 """
-_BODIES = {"neuronx-cc": _NEURONX_CC, "neuron_parallel_compile": _PARALLEL}
+_TOOL = """\
+exec {{command}} {verb} "$@"
+"""
+_BODIES = {
+    "neuronx-cc": _NEURONX_CC,
+    "neuron_parallel_compile": _PARALLEL,
+    "nccom-test": _TOOL.format(verb="nccom"),
+    **{name: _TOOL.format(verb=name) for name in TOOLS},
+    **{name: _TOOL.format(verb=f"withdrawn {name}") for name in WITHDRAWN},
+}
 _HEAD = """\
 #!/bin/sh
 # {name}'s command line, answered by Shardwright (written by `shardwright alias`).
@@ -48,6 +59,6 @@ def run(folder: Path) -> int:
         write(path, head + body.format(command=command), "alias")
         with writing(path, "alias"):
             path.chmod(_MODE)
-    say(f"wrote {' and '.join(_BODIES)} to {folder}")
+    say(f"wrote {', '.join(_BODIES)} to {folder}")
     say(f'export PATH={shlex.quote(str(folder.resolve()))}{os.pathsep}"$PATH"')
     return 0

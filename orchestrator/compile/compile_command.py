@@ -29,6 +29,7 @@ from shardwright.orchestrator.compile.modules import compiled, in_process
 from shardwright.orchestrator.compile.through_cache import is_cached, through_cache
 from shardwright.orchestrator.dump import dumping
 from shardwright.orchestrator.dump.folder import FLAG
+from shardwright.orchestrator.environment.reading import debug_folder
 from shardwright.orchestrator.road.bundling import compiler_version
 from shardwright.orchestrator.terminal import outputs
 
@@ -123,7 +124,10 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
         data = content_of(file, command.framework, command.input_shape)
     except OSError as error:
         raise UsageError("SW_USAGE", f"cannot read {file}: {error.strerror}") from error
-    make = through_cache(command) if is_cached(command) else in_process
+    cached = is_cached(command) and not debug_folder()
+    if folder := debug_folder():
+        log.say("info", f"NEURON_FRAMEWORK_DEBUG: stages as text in {folder}")
+    make = through_cache(command) if cached else in_process
     with isolated.Reader() as reader:
         content = compiled(file, data, resolved, log, reader, make)
     with log.stage("write"):
@@ -134,7 +138,7 @@ def _compile_file(file: Path, output: Path, resolved: Resolved, log: CompileLog)
 def _dump_folder(resolved: Resolved, output: Path, many: bool) -> Path | None:
     """Where the stages of a model go: `--dump-dir`, with a folder per model where there are
     several, or beside the output for `SaveTemps`."""
-    asked = resolved.command.dump_dir
+    asked = resolved.command.dump_dir or debug_folder()
     if asked:
         return Path(asked) / output.stem if many else Path(asked)
     return output.with_suffix(_TEMPS) if resolved.command.save_temps else None

@@ -14,7 +14,7 @@ import os
 import time
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from shardwright.compiler.diagnostics import UsageError, did_you_mean
 from shardwright.compiler.machine.target import FIRST_TARGET, machine_name, target_names
 from shardwright.compiler.options import DEFAULTS, CompileOptions, choice
 from shardwright.compiler.support.documents import parse_toml, read_text
+from shardwright.orchestrator.config.goodput_keys import USUAL, GoodputConfig, check_interval
 from shardwright.orchestrator.config.model_keys import NO_MODEL, ModelConfig, named
 from shardwright.orchestrator.config.purchase import LISTED, NO_GOAL, GoalConfig, PriceConfig
 from shardwright.orchestrator.host import inside_ray_job
@@ -90,6 +91,10 @@ class ClusterConfig:
     """Of a step, in which cores wait for the host, which traces the next micro-batch: scripts that
     read the loss of every step cannot trace ahead of it."""
 
+    inflight_requests: int = limited(0, 0, 64)
+    """Executions that the host may queue ahead (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS): with
+    any, cores wait for it only as far as `host_us` is longer than the step; 0: for all of it."""
+
     profile: str = choice("nominal", "conservative", "nominal", "peak")
 
 
@@ -121,31 +126,6 @@ class FaultsConfig:
 
     seed: int = 0
     """Of the jitter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputConfig:
-    """Failures and checkpoints of a long run."""
-
-    instance_mtbf_hours: float = limited(6300.0, 1.0, 1e9)
-    """Mean time between failures of one instance. Unknown-default: nothing is published for
-    Trainium; 419 unexpected interruptions of 2,048 GPU hosts in 54 days are 6,300 hours
-    (Grattafiori et al. 2024, section 3.3.4)."""
-
-    restart_s: float = limited(600.0, 0.0, 1e9)
-    """From a failure to the first new step: detection, replacement, loading. Unknown-default."""
-
-    checkpoint_interval_s: float = limited(0.0, 0.0, 1e9)
-    """Training between two checkpoints; 0 takes the best interval."""
-
-    checkpoint_interval_steps: int = limited(0, 0, 10**9)
-    """The same in steps; 0: as `checkpoint_interval_s` says."""
-
-    checkpoint_s: float = limited(0.0, 0.0, 1e9)
-    """How long saving stops training; 0: parameters and optimizer state at `storage_gb_per_s`."""
-
-    storage_gb_per_s: float = limited(1.0, 1e-3, 1e6)
-    """What every instance writes to storage, all together. Unknown-default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,11 +193,18 @@ class CacheConfig:
     max_gib: float = limited(10.0, 0.0, 1e6)
     """What the directory may hold; beyond it entries that were used longest ago go. 0: no bound."""
 
+    miss: str = choice("compile", "compile", "refuse")
+    """What becomes of code that the cache does not have: it is compiled, or the job ends with
+    SW_CACHE_MISS (VLLM_NEURON_DISABLE_WARMUP_COMPILE)."""
+
     fresh: bool = False
     """Ask anew: what was stored before the question counts as absent, and is replaced."""
 
     since_s: float = field(default=0.0, compare=False, metadata={"key": "cache.fresh"})
     """When a question that is asked anew was asked (Unix time); 0: stored answers are good."""
+
+    failed_since_s: float = field(default=0.0, compare=False, metadata={"key": "cache.fresh"})
+    """The same of remembered failures alone (`--retry_failed_compilation`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +231,7 @@ class JobConfig:
     mesh: MeshConfig = MeshConfig()
     cluster: ClusterConfig = ClusterConfig()
     faults: FaultsConfig = FaultsConfig()
-    goodput: GoodputConfig = GoodputConfig()
+    goodput: GoodputConfig = USUAL
     goal: GoalConfig = NO_GOAL
     price: PriceConfig = LISTED
     compiler: CompileOptions = DEFAULTS
@@ -255,6 +242,8 @@ class JobConfig:
     """Directory that relative paths of the job start from."""
     given: frozenset[str] = frozenset()
     """Keys that the job says something about; no part of the resolved job."""
+    renamed: tuple[str, ...] = ()
+    """What it says by an older name, in a sentence each; no part of the resolved job either."""
 
     def value(self, key: str) -> Any:
         """The value of a `table.key`."""
@@ -273,7 +262,7 @@ class JobConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, in the order of the tables."""
         tables = dataclasses.asdict(self)
-        del tables["given"]
+        del tables["given"], tables["renamed"]
         tables["price"]["usd_per_hour"] = dict(self.price.usd_per_hour)
         for name, kind in TABLES.items():
             found = {key: tables[name][key] for key in _keys(kind)}
@@ -343,21 +332,9 @@ def load(
     tables = {name: _table(kind, name, data.get(name, {}), source) for name, kind in TABLES.items()}
     given = frozenset(f"{table}.{key}" for table, keys in data.items() for key in keys)
     base = str(path.resolve().parent if path else Path.cwd())
-    job = JobConfig(**tables, base=base, given=given)
-    _check_interval(job.goodput)
+    job = JobConfig(**tables, base=base, given=given, renamed=tuple(_renamed(data)))
+    check_interval(job.goodput)
     return asked_now(_bought(job))
-
-
-def _check_interval(given: GoodputConfig) -> None:
-    """Refuse two intervals of checkpoints. Raises UsageError."""
-    if given.checkpoint_interval_s and given.checkpoint_interval_steps:
-        raise UsageError(
-            "SW_USAGE",
-            "[goodput] requires one interval of checkpoints, got checkpoint_interval_s"
-            f" {given.checkpoint_interval_s:g} and checkpoint_interval_steps"
-            f" {given.checkpoint_interval_steps}",
-            hint="leave one out, or set it to 0",
-        )
 
 
 def _put_below(data: dict[str, Any], tables: Tables) -> None:
@@ -513,6 +490,16 @@ def _respelled(value: Any, choices: Iterable[Any], old_names: Mapping[str, str])
     names = {_spelling(name): name for name in choices if isinstance(name, str)}
     names |= {_spelling(old): name for old, name in old_names.items()}
     return names.get(_spelling(value), value)
+
+
+def _renamed(data: Mapping[str, Any]) -> Iterator[str]:
+    """Values of a job that have another name today, and that name."""
+    for key, spec in KEYS.items():
+        table, _, name = key.partition(".")
+        said = data.get(table, {}).get(name)
+        old = {_spelling(text): new for text, new in spec.metadata.get("old_names", {}).items()}
+        if isinstance(said, str) and (new := old.get(_spelling(said))):
+            yield f"{key} = {said} is deprecated, it means {new}"
 
 
 def _spelling(name: str) -> str:

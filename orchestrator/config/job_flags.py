@@ -8,11 +8,12 @@ import argparse
 import ast
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardwright.compiler.diagnostics import UsageError, did_you_mean
+from shardwright.compiler.diagnostics import Diagnostic, UsageError, did_you_mean
 from shardwright.compiler.frontend.tensorflow.start import KERAS, is_saved, split_name
 from shardwright.orchestrator.compile import cc_flags
 from shardwright.orchestrator.config import config
@@ -25,6 +26,7 @@ from shardwright.orchestrator.config.importers.imported import (
 )
 from shardwright.orchestrator.config.model import MODELS
 from shardwright.orchestrator.config.model_file import FILES, is_text
+from shardwright.orchestrator.environment import reading
 from shardwright.orchestrator.models.presets import preset_list, preset_names
 from shardwright.orchestrator.terminal.terminal import say
 from shardwright.orchestrator.validation.recipes import Tables
@@ -51,7 +53,7 @@ _FLAGS = {
     "steps": ("run.steps", "optimizer steps of the value run"),
     "seed": ("run.seed", "seed of parameters and batches"),
     "mode": ("model.mode", "what a step does"),
-    "seq-len": ("model.seq_len", "tokens per sample"),
+    "seq-len": ("model.seq_len", "tokens per sample, for example 4096 or 4Ki"),
     "dtype": ("model.dtype", "compute type; auto: as the model says"),
     "lora": ("model.lora_r", "rank of low-rank adapters, trained in place of the model; 0: none"),
     "micro-batch": ("strategy.micro_batch", "samples per rank and micro-batch"),
@@ -198,17 +200,29 @@ def job_configs(
     """The same for every job file; jobs that will run `on_cluster` keep their paths. What the
     environment has to say is said once, for the jobs without changes. `below` are tables that
     only the environment lies below."""
-    environment = cc_flags.job_tables(os.environ)
-    for notice in environment.notices if changes is None else ():
-        say(notice.render(), err=True)
-    tables = {name: dict(keys) for name, keys in environment.tables.items()}
+    environment, variables = cc_flags.job_tables(os.environ), reading.of_jobs(os.environ)
+    tables = reading.tables(variables, environment.tables)
     for name, keys in (below or {}).items():
         tables[name] = {**tables.get(name, {}), **keys}
     given = (_overrides(args), _given(args), tables, changes)
     jobs = {file: config.load(file, *given) for file in files}
+    if changes is None:
+        told = (_told(variables, job) for job in jobs.values())
+        lines = [notice.render() for notice in (*environment.notices, *chain(*told))]
+        for line in dict.fromkeys(lines):
+            say(line, err=True)
     if on_cluster:
         return jobs
     return {file: config.with_absolute_paths(job) for file, job in jobs.items()}
+
+
+def _told(variables: Sequence[reading.Said], job: config.JobConfig) -> Iterator[Diagnostic]:
+    """What became of the environment in a job, and of old names in it."""
+    for text in job.renamed:
+        yield Diagnostic("SW_FLAG", text, severity="warning")
+    given = {one.row.key: job.value(one.row.key) for one in variables if one.row.key}
+    yield from reading.notices(variables, given)
+    yield from reading.unused(os.environ)
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:

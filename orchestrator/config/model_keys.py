@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.compiler.options import choice
+from shardwright.compiler.support.quantities import TOKENS, amount
 from shardwright.orchestrator.models.presets import preset_names
 from shardwright.orchestrator.validation.recipes import recipe_names
 from shardwright.sharding.settings import MOST, limited
+
+OF_TORCH = (
+    *("adam", "adafactor", "adagrad", "rmsprop", "adadelta", "adamax", "nadam", "radam", "muon"),
+)
+"""Optimizers of torch.optim besides: the rules that `compiler/frontend/pytorch` has."""
 
 
 def named(default: str, names: Callable[[], Iterable[str]], **about: Any) -> Any:
@@ -63,15 +69,18 @@ class ModelConfig:
     """What a step does: trains; reads the prompts of `strategy.global_batch` sequences into a cache
     of keys and values; or decodes the next token of each (docs/inference.md)."""
 
-    seq_len: int = limited(0, 0, MOST * 100)
-    """Tokens per sample; 0 takes the model's own, where it says one (docs/plan.md). Of inference
-    the context: the length of prompts, and of the cache (vLLM's `max_model_len`)."""
+    seq_len: int = amount(TOKENS, MOST * 100)
+    """Tokens per sample, 4096 or 4Ki (4k are 4000); 0 takes the model's own, where it says one
+    (docs/plan.md). Of inference the context: the length of prompts, and of the cache (vLLM's
+    `max_model_len`)."""
 
     dtype: str = choice("auto", "auto", "float32", "bfloat16")
     """Compute type of forward and backward; parameters stay fp32 where they are trained. `auto`:
     bfloat16 for presets and configs whose `torch_dtype` has 16 bits, else float32."""
 
-    optimizer: str = choice("adamw", "adamw", "lamb", "sgd")
+    optimizer: str = choice("adamw", "adamw", "lamb", "sgd", *OF_TORCH)
+    """How weights are updated: adamw with betas 0.9, 0.95 and decay 0.1, lamb, sgd, or another of
+    torch.optim with its defaults there and `learning_rate` (docs/pytorch.md)."""
     learning_rate: float = 1e-3
     clip: float = 1.0
     """Global gradient norm; 0 turns clipping off."""

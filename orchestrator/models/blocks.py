@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import optax
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.pytorch.optimizers import STEP, described
+from shardwright.compiler.frontend.pytorch.update_rules import RULES
 from shardwright.compiler.frontend.task import BatchFactory, TrainTask
 from shardwright.orchestrator.models import adapters, config_file, text
 from shardwright.orchestrator.models.adapters import Lora
@@ -319,18 +321,51 @@ def sample_task(
 
 def make_optimizer(name: str, lr: float, clip: float) -> optax.GradientTransformation:
     """The optax chain: clip by global norm (0: none), then adamw (betas 0.9, 0.95; decay 0.1),
-    adam, lamb (decay 0.01) or sgd.
+    lamb (decay 0.01), sgd, or another of torch.optim with its defaults there. Raises UsageError.
     """
     makers = {
         "adamw": lambda: optax.adamw(lr, b1=0.9, b2=0.95, weight_decay=0.1),
-        "adam": lambda: optax.adam(lr),
         "lamb": lambda: optax.lamb(lr, weight_decay=0.01),
         "sgd": lambda: optax.sgd(lr),
     }
-    if name not in makers:
-        raise UsageError("SW_OPTIMIZER", f"optimizer requires {', '.join(makers)}, got {name}")
+    others = tuple(known.lower() for known in RULES if known.lower() not in makers)
+    if name not in (*makers, *others):
+        known = ", ".join((*makers, *others))
+        raise UsageError("SW_OPTIMIZER", f"optimizer requires {known}, got {name}")
     steps = [optax.clip_by_global_norm(clip)] if clip else []
-    return optax.chain(*steps, makers[name]())
+    made = makers[name]() if name in makers else _of_torch(described({"name": name, "lr": lr}))
+    return optax.chain(*steps, made)
+
+
+def _of_torch(rules: optax.GradientTransformation) -> optax.GradientTransformation:
+    """torch's rules, which are for a flat dict by name, on any tree of parameters; their state has
+    that tree under each of torch's names."""
+
+    def flat(tree: Any) -> dict[str, Any]:
+        return {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(tree)}
+
+    def like(params: Any, state: dict[str, Any]) -> dict[str, Any]:
+        """The state in the form of the parameters; what some have not is empty."""
+        shape = jax.tree.structure(params)
+        order = list(flat(params))
+        return {
+            slot: shape.unflatten([found.get(name) for name in order])
+            if isinstance(found, dict)
+            else found
+            for slot, found in state.items()
+        }
+
+    def init(params: Any) -> Any:
+        return like(params, rules.init(flat(params)))
+
+    def update(gradients: Any, state: Any, params: Any = None) -> Any:
+        before = {n: flat(s) if n != STEP else s for n, s in state.items()}
+        updates, after = rules.update(flat(gradients), before, flat(params))
+        order = list(flat(params))
+        made = jax.tree.structure(params).unflatten([updates[name] for name in order])
+        return made, like(params, after)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _check_length(seq_len: int, positions: int) -> None:

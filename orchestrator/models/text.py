@@ -65,14 +65,21 @@ def byte_batches(
         yield {"tokens": rows[:, :-1].copy(), "targets": rows[:, 1:].copy()}
 
 
+def check_vocab(vocab_size: int) -> None:
+    """That every byte is a token. Raises UsageError."""
+    if vocab_size < _NUM_BYTES:
+        raise UsageError(
+            "SW_DATA",
+            f"byte-level text requires vocab_size >= {_NUM_BYTES}, got {vocab_size}",
+            hint=f"set vocab_size of the config to {_NUM_BYTES} or more",
+        )
+
+
 def batch_factory(seq_len: int, vocab_size: int) -> BatchFactory:
     """The `batches` of a byte-level task; the first one refuses a vocabulary below 256."""
 
     def batches(seed: int, global_batch: int, data: str | None) -> Iterator[Any]:
-        if vocab_size < _NUM_BYTES:
-            raise UsageError(
-                "SW_DATA", f"byte-level text requires vocab_size >= {_NUM_BYTES}, got {vocab_size}"
-            )
+        check_vocab(vocab_size)
         return byte_batches(load_text(data), seq_len, global_batch, seed)
 
     return batches

@@ -8,7 +8,6 @@ the runtime's troubleshooting page. `inputs.npz` beside them is ours, for `neff 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,11 @@ import numpy as np
 
 from shardwright.compiler.diagnostics import SimulationError, UsageError
 from shardwright.compiler.neff.arrays import write_arrays
+from shardwright.orchestrator.environment import reading
+from shardwright.orchestrator.runtime.status import status_of
 from shardwright.orchestrator.terminal.terminal import say
 
 VARIABLE = "NEURON_RT_DBG_DUMP_INPUTS_ON_ERR"
-FAILURE = 1  # documented: NRT_FAILURE
-_STATUS = re.compile(r"NRT_\w+ \((\d+)\)|\bstatus (\d+)")
 
 
 @contextmanager
@@ -31,18 +30,11 @@ def dumping(folder: Path | None, model: str, inputs: Mapping[str, np.ndarray]) -
     try:
         yield
     except SimulationError as error:
-        wanted = os.environ.get(VARIABLE, "")
-        if folder is None and wanted == str(status_of(error)):
+        if folder is None and reading.value(VARIABLE, None) == status_of(error):
             folder = Path.cwd()
         if folder is not None:
             say(f"inputs of the execution that failed: {_dump(folder, model, inputs)}", err=True)
         raise
-
-
-def status_of(error: SimulationError) -> int:
-    """The runtime's status that a failure says; 1 where it says none."""
-    found = _STATUS.search(str(error))
-    return int(found[1] or found[2]) if found else FAILURE
 
 
 def _dump(folder: Path, model: str, inputs: Mapping[str, np.ndarray]) -> Path:

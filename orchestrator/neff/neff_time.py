@@ -32,6 +32,7 @@ from shardwright.sim_cluster.timing.resident import (
     with_resident_weights,
 )
 from shardwright.sim_cluster.timing.sensitivity import TIMED
+from shardwright.sim_cluster.timing.step_time import Replayed, Step, time_step
 
 Timed = Callable[[Target], int]
 
@@ -66,15 +67,11 @@ MOST_JITTER = 10.0  # as `[faults] jitter`
 
 def print_time(opened: ProgramFile, target: Target, executions: Executions) -> None:
     """The simulated time of a program, for people."""
-    program = opened.program
-    mesh, _ = mesh_of(opened)
+    program, mesh = opened.program, mesh_of(opened)[0]
     where = f"on {math.prod(mesh.values())} cores" if mesh else "on one core"
 
     def timed(machine: Target, faults: Faults = NO_FAULTS) -> int:
-        total = (
-            _step_ps(opened, machine, mesh, faults) if mesh else _alone_ps(program, machine, faults)
-        )
-        return total + _constants_ps(opened, machine)
+        return simulated_ps(opened, machine, faults)
 
     loading = _constants_ps(opened, target)
     note = f", {loading / PS_PER_S:.9f} s of them loading constants" if loading else ""
@@ -103,6 +100,17 @@ def _statistics(found: Sequence[int], executions: Executions) -> str:
 
 
 PS_PER_MS = PS_PER_S // 1000
+
+
+def simulated_ps(opened: ProgramFile, target: Target, faults: Faults = NO_FAULTS) -> int:
+    """How long one execution takes on a machine, in ps, with the constants that its start loads.
+    Raises UsageError as `timed_step`."""
+    program, mesh = opened.program, mesh_of(opened)[0]
+    if mesh:
+        total = timed_step(opened, target, faults).step_time_ps
+    else:
+        total = _alone_ps(program, target, faults)
+    return total + _constants_ps(opened, target)
 
 
 def _said(timed: Timed, target: Target) -> str:
@@ -151,14 +159,13 @@ def _alone_ps(program: Program, target: Target, faults: Faults) -> int:
     return sum(round(ps * delay.factor()) for ps in _stretches(program, target))
 
 
-def _step_ps(
-    opened: ProgramFile, target: Target, mesh: Mapping[str, int], faults: Faults = NO_FAULTS
-) -> int:
-    """One run of all ranks of `mesh`, on as few instances as have the cores. Raises UsageError for
-    more ranks than an instance without EFA has cores."""
-    from shardwright.sim_cluster.timing.step_time import Step, time_step
-
-    program, ranks = opened.program, math.prod(mesh.values())
+def timed_step(
+    opened: ProgramFile, target: Target, faults: Faults = NO_FAULTS, traced: bool = False
+) -> Replayed:
+    """One run of all ranks of the file's mesh, on as few instances as have the cores. Raises
+    UsageError for more ranks than an instance without EFA has cores."""
+    program, mesh = opened.program, mesh_of(opened)[0]
+    ranks = math.prod(mesh.values())
     machine = logical(target, program.lnc, bool(opened.meta.get("hypothetical")))
     instances = -(-ranks // machine.cores)
     if instances > 1 and not machine.efa_devices:
@@ -176,7 +183,7 @@ def _step_ps(
         instances=instances,
         faults=faults,
     )
-    return time_step(step).step_time_ps
+    return time_step(step, traced=traced)
 
 
 def _constants_ps(opened: ProgramFile, target: Target) -> int:

@@ -3,7 +3,6 @@ program on one core."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from shardwright.compiler.neff.serial import SerialFile, read_serial
 from shardwright.compiler.surface.releases import profile
 from shardwright.compiler.surface.resolve import find_target
 from shardwright.compiler.surface.timeline import behaviour
+from shardwright.orchestrator.environment import reading
 from shardwright.orchestrator.neff.input_dumps import dumping
 from shardwright.orchestrator.neff.neff_files import (
     ProgramFile,
@@ -158,7 +158,7 @@ def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOp
     inputs the last that has an array counts. Raises UsageError for inputs that cannot be read,
     SimulationError for missing or misshapen ones and for a program that needs other cores,
     LoadError for a machine that refuses the file."""
-    from shardwright.sim_cluster.values.load_checks import check_loadable
+    from shardwright.orchestrator.runtime.execution import executing
 
     if (bool(inputs) and outputs is None) or (outputs is None and not options.timed):
         raise UsageError(
@@ -172,14 +172,14 @@ def run(path: Path, inputs: Sequence[Path], outputs: Path | None, options: RunOp
     opened = open_program(path, options.program)
     asked = options.target
     target = find_target(asked) if asked else load_target(opened.program.target)
-    check_loadable(opened.program, opened.meta, target)
-    if outputs is not None:
-        _run_values(opened, inputs, outputs, options)
-    if options.timed:
-        from shardwright.orchestrator.neff.neff_time import Executions, print_time
+    with executing(path, opened, target):
+        if outputs is not None:
+            _run_values(opened, inputs, outputs, options)
+        if options.timed:
+            from shardwright.orchestrator.neff.neff_time import Executions, print_time
 
-        counts = {"count": options.iterations, "warmup": options.warmup}
-        print_time(opened, target, Executions(**counts, jitter=options.jitter))
+            counts = {"count": options.iterations, "warmup": options.warmup}
+            print_time(opened, target, Executions(**counts, jitter=options.jitter))
     return 0
 
 
@@ -243,14 +243,12 @@ def _write_outputs(
     SimulationError (SW_SIM_NAN) for a NaN where the runtime's variables ask for it."""
     for finding in findings:
         say(finding.render(), err=True)
-    if _is_set("NEURON_FAIL_ON_NAN") or os.environ.get(_NUMERICAL_ERRORS, "") == "critical":
+    errors = reading.value("NEURON_RT_NUMERICAL_ERRORS_VERBOSITY", "")
+    if errors == "critical" or reading.value("NEURON_FAIL_ON_NAN", False):
         _refuse_nan(results)
     names = {f"out{k}": name for k, name in enumerate(order)}
     with writing(outputs, "--outputs"), outputs.open("wb") as stream:
         write_arrays(stream, ((key, results[name]) for key, name in names.items()), names)
-
-
-_NUMERICAL_ERRORS = "NEURON_RT_NUMERICAL_ERRORS_VERBOSITY"
 
 
 def _refuse_nan(results: Mapping[str, np.ndarray]) -> None:
@@ -261,7 +259,7 @@ def _refuse_nan(results: Mapping[str, np.ndarray]) -> None:
             raise SimulationError(
                 "SW_SIM_NAN",
                 f"output {name} requires numbers, got {lost} NaN of {array.size} elements; the"
-                " Neuron runtime says: numerical error (status 1003)",
+                " Neuron runtime says: NRT_EXEC_COMPLETED_WITH_NUM_ERR (1003)",
                 hint="find where it comes from, or leave NEURON_FAIL_ON_NAN unset",
             )
 
@@ -320,16 +318,13 @@ def _rounding(seed: int | None) -> AbstractContextManager[None]:
     from shardwright.sim_cluster.values import rounding
 
     if seed is None and _rounds_stochastically():
-        seed = int(os.environ.get("NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0"))
+        seed = reading.value("NEURON_RT_STOCHASTIC_ROUNDING_SEED", 0)
     return nullcontext() if seed is None else rounding.stochastic(seed)
 
 
 def _rounds_stochastically() -> bool:
     """What the runtime's variable says; without it, whether XLA was to make bf16 of floats."""
-    if "NEURON_RT_STOCHASTIC_ROUNDING_EN" in os.environ:
-        return _is_set("NEURON_RT_STOCHASTIC_ROUNDING_EN")
-    return _is_set("XLA_USE_BF16") or _is_set("XLA_DOWNCAST_BF16")
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "0") not in ("", "0")
+    asked = reading.said("NEURON_RT_STOCHASTIC_ROUNDING_EN")
+    if asked is not None:
+        return bool(asked.value)
+    return any(reading.value(name, False) for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shardwright.compiler.frontend.roles import SAVED_ROLES
 from shardwright.compiler.machine.target import PS_PER_S, Fact
-from shardwright.orchestrator.config.config import GoodputConfig
+from shardwright.orchestrator.config.goodput_keys import GoodputConfig
 from shardwright.orchestrator.report.text import Facts
 from shardwright.orchestrator.road.build import Built
 from shardwright.sim_cluster.timing.step_time import StepTiming

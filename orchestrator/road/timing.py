@@ -75,14 +75,35 @@ def time_programs(
     """The step under every profile, and without its faults; with a trace when `traced`. Raises
     SimulationError (SW_DEAD_CORE) when ranks wait for a dead core."""
     cluster = built.job.cluster
-    return timed(step_of(built, programs), cluster.profile, service, traced, cluster.host_us)
+    host = Host(cluster.host_us, cluster.inflight_requests)
+    return timed(step_of(built, programs), cluster.profile, service, traced, host)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the host takes for a step, in microseconds, and how many executions it may queue ahead:
+    with any, cores wait only for what a step does not cover."""
+
+    us: int = 0
+    ahead: int = 0
+
+    def waited_ps(self, step_ps: int) -> int:
+        """How long cores wait for it in a step of that time."""
+        return max(0, self.us * PS_PER_US - (step_ps if self.ahead else 0))
+
+
+NO_HOST = Host()
 
 
 def timed(
-    step: Step, profile: str, service: UnitService, traced: bool = False, host_us: int = 0
+    step: Step,
+    profile: str,
+    service: UnitService,
+    traced: bool = False,
+    host: Host = NO_HOST,
 ) -> Timings:
-    """All that a report says of the time of a step, in which cores wait `host_us` for the host.
-    Raises what `time_step` raises."""
+    """All that a report says of the time of a step, in which cores wait for the `host`. Raises what
+    `time_step` raises."""
     asked = [
         Question(name=f"step {n}", step=step, profile=n, traced=traced and n == profile)
         for n in PROFILES
@@ -91,7 +112,7 @@ def timed(
         healthy = replace(step, faults=NO_FAULTS)
         asked.append(Question(name=f"step {profile} healthy", step=healthy, profile=profile))
     found = answers(asked, service)
-    timings = [with_host(answer.timing, host_us) for answer in found]
+    timings = [with_host(answer.timing, host) for answer in found]
     band = dict(zip(PROFILES, timings, strict=False))
     first = found[list(PROFILES).index(profile)]
     return Timings(
@@ -103,11 +124,11 @@ def timed(
     )
 
 
-def with_host(timing: StepTiming, host_us: int) -> StepTiming:
+def with_host(timing: StepTiming, host: Host) -> StepTiming:
     """A step, and before it the time in which cores wait for the host."""
-    if not host_us:
+    host_ps = host.waited_ps(timing.step_time_ps)
+    if not host_ps:
         return timing
-    host_ps = host_us * PS_PER_US
     return replace(
         timing,
         step_time_ps=timing.step_time_ps + host_ps,

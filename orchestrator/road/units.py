@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.orchestrator.cache import open_cache
-from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.config import CacheConfig, JobConfig
 from shardwright.orchestrator.host import executor_kind, num_cpus
 from shardwright.orchestrator.road.usage import check_executor
 from shardwright.orchestrator.service.events import EventLog
@@ -21,7 +21,13 @@ def unit_service(
     given), its cache, its log."""
     events = EventLog(job.output.events)
     note, left = (progress.unit, progress.left_to_others) if progress else (None, None)
-    return UnitService(executor or executor_of(job), open_cache(job.cache), note, events, left)
+    start, cache = executor or executor_of(job), open_cache(job.cache)
+    return UnitService(start, cache, note, events, left, refused_kinds(job.cache))
+
+
+def refused_kinds(cache: CacheConfig) -> tuple[str, ...]:
+    """Kinds of units that are not computed where the cache does not have them."""
+    return ("compile",) if cache.miss == "refuse" else ()
 
 
 def executor_of(job: JobConfig, many: bool = False) -> Start:

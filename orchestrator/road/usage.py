@@ -24,7 +24,7 @@ from shardwright.orchestrator.config.model_file import (
     read_config,
 )
 from shardwright.orchestrator.models.presets import preset_config
-from shardwright.orchestrator.models.text import check_data
+from shardwright.orchestrator.models.text import check_data, check_vocab
 from shardwright.sharding.settings import MANUAL
 
 
@@ -71,6 +71,16 @@ def _check_values(job: JobConfig, copied: Path | None) -> None:
     is_text = bool(job.model.preset or job.model.config)  # others read what they like there
     if is_text and (copied is None or not _may_be_there(run.data)):
         check_data(run.data, copied or Path())
+    if job.model.config and (copied is None or not _may_be_there(job.model.config)):
+        _check_bytes(job)
+
+
+def _check_bytes(job: JobConfig) -> None:
+    """A model that reads text reads its bytes. Raises UsageError for fewer words than those."""
+    words = model_config(job).get("vocab_size")
+    if job.run.data.endswith(".npz") or not isinstance(words, int) or isinstance(words, bool):
+        return
+    check_vocab(words)
 
 
 def check_executor(run: RunConfig) -> None:

@@ -9,7 +9,7 @@ something else. The lock is given back as soon as the unit's result is stored.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwright.compiler.diagnostics import DiagnosticError, ExecutionError
@@ -61,7 +61,7 @@ Left = Callable[[Sequence[WorkUnit]], None]
 
 class Batch:
     """See the module; a `flight.Source`. `note` is told every row, with the counts after it, and
-    `left` what only other jobs are still at."""
+    `left` what only other jobs are still at; units of a kind that is `refused` are not computed."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Batch:
         note: Note,
         epoch: float,
         left: Left | None = None,
+        refused: Collection[str] = (),
     ) -> None:
         self._cache, self._emit, self._note, self._epoch = cache, emit, note, epoch
         self._left, self._is_left_told = left, False
@@ -90,6 +91,7 @@ class Batch:
         # Largest first: what is long must not start last. Equal ones by key, alike in every job.
         order = sorted(self._pending.values(), key=lambda u: (-len(u.payload), u.key))
         self._pending = {unit.key: unit for unit in order}
+        self._refuse([unit for unit in order if unit.kind in refused])
 
     def __bool__(self) -> bool:
         """Whether there are units that are neither done nor taken."""
@@ -161,6 +163,22 @@ class Batch:
         self._tell("unit.hit", unit, code=code)
         self._note(row, self._counts())
         return True
+
+    def _refuse(self, units: Sequence[WorkUnit]) -> None:
+        """Settle units that are not to be computed: what a fatal miss is."""
+        for unit in units:
+            del self._pending[unit.key]
+            error = ExecutionError(
+                "SW_CACHE_MISS",
+                f"cache.miss = refuse requires {unit.name} in the cache, which does not have it"
+                f" ({len(units)} of {len(self._units)} units)",
+                hint="compile first: shardwright run --compile-only; or set cache.miss = compile",
+            )
+            self.failures[unit.key] = UnitFailedError(unit, error)
+            now = time.time() - self._epoch
+            named = unit.kind, unit.key, unit.name
+            self._note(UnitRow(*named, now, 0.0, "", "miss", 0, error.code), self._counts())
+            self._tell("unit.failed", unit, code=error.code, message=error.diagnostic.message)
 
     def _fail(self, unit: WorkUnit, outcome: Outcome) -> None:
         error: DiagnosticError | None = outcome.error

@@ -4,7 +4,7 @@ a row for the report and lines in the event log."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +42,7 @@ class UnitService:
         progress: Note | None = None,
         events: EventLog | None = None,
         left: Left | None = None,
+        refused: Collection[str] = (),
     ) -> None:
         self._make_executor = executor
         self._executor: Executor | None = None
@@ -49,6 +50,7 @@ class UnitService:
         self._progress = progress
         self._events = events or EventLog()
         self._left = left
+        self._refused = refused
         self._epoch = time.time()
         self.rows: list[UnitRow] = []
 
@@ -60,7 +62,8 @@ class UnitService:
     def settle(self, units: Sequence[WorkUnit]) -> Settled:
         """What became of every unit; a failure raises nothing here."""
         own = [replace(unit, job=self.job) for unit in units]
-        batch = Batch(own, self._cache, self._emit, self._note, self._epoch, self._left)
+        told = self._emit, self._note, self._epoch, self._left
+        batch = Batch(own, self._cache, *told, self._refused)
         try:
             # Closed here and now: what is in flight ends before its locks are given back.
             with closing(fly(self._started, batch)) as flight:

@@ -25,6 +25,7 @@ from shardwright.compiler.diagnostics import (
     UsageError,
 )
 from shardwright.orchestrator.cache import Cache
+from shardwright.orchestrator.cache.cache import REFUSED
 from shardwright.orchestrator.cache.entry import read_bounded, unpack_entry
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.units import KINDS
@@ -112,7 +113,7 @@ def _read_refusal(data: bytes) -> DiagnosticError | None:
 
 def refusal_kind(kind: str) -> str:
     """The cache's kind for refusals of units of a kind."""
-    return f"{kind}-refused"
+    return f"{kind}{REFUSED}"
 
 
 def keep(cache: Cache, unit: WorkUnit) -> str:

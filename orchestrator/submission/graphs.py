@@ -13,11 +13,17 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.compiler.diagnostics import Diagnostic, LoadError, UsageError
+from shardwright.compiler.diagnostics import (
+    Diagnostic,
+    ExecutionError,
+    InternalError,
+    LoadError,
+    UsageError,
+)
 from shardwright.compiler.driver import link_outlined
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.frontend.hook import ABOUT, GRAPH
@@ -59,6 +65,7 @@ class CompiledGraph:
     units: UnitCounts
     error: Diagnostic | None = None
     exit_code: int = 0
+    retries: int = 0
 
     @property
     def cached(self) -> bool:
@@ -177,28 +184,45 @@ def graph_folders(directory: Path) -> list[Path]:
 
 
 def compile_graphs(
-    directory: Path, flags: Sequence[str], job: JobConfig, progress: Progress
+    directory: Path, flags: Sequence[str], job: JobConfig, progress: Progress, retries: int = 0
 ) -> GraphSummary:
-    """Compile every graph of a directory; `job` says where units run and are cached. Raises
-    UsageError for flags that are not understood."""
+    """Compile every graph of a directory; `job` says where units run and are cached. What failed
+    without being refused is tried `retries` times more. Raises UsageError for flags that are not
+    understood."""
     start = time.perf_counter()
     given = flags_alone(flags, CC_FLAGS)
     resolved, job = resolve([*of_environment(os.environ), *given]), cached_by(given, job)
-    if resolved.command.no_cache or resolved.command.retry_failed_compilation:
+    if resolved.command.no_cache:
         job = asked_now(job.but({"cache.fresh": True}))
+    elif resolved.command.retry_failed_compilation:
+        job = job.but({"cache.failed_since_s": time.time()})
     with ExitStack() as stack:
         reader = stack.enter_context(isolated.Reader())
         graphs = [_Graph(folder, resolved, reader) for folder in graph_folders(directory)]
         service = stack.enter_context(unit_service(job, progress))
         tasks = [Task(graph.prepare, graph.finish) for graph in graphs]
         ended, counts = compile_together(tasks, service)
-        rows = [graph.told(end) for graph, end in zip(graphs, ended, strict=True)]
+        tried = [0] * len(tasks)
+        while lost := [n for n, end in enumerate(ended) if _is_lost(end) and tried[n] < retries]:
+            ends = {error.code for n in lost if (error := ended[n].error)}
+            service.rows[:] = [row for row in service.rows if row.error not in ends]
+            again, counts = compile_together([tasks[n] for n in lost], service)
+            for number, end in zip(lost, again, strict=True):
+                ended[number] = end
+                tried[number] += 1
+        told = zip(graphs, ended, tried, strict=True)
+        rows = [replace(graph.told(end), retries=count) for graph, end, count in told]
     return GraphSummary(
         graphs=tuple(rows),
         units=counts,
         seconds=round(time.perf_counter() - start, 3),
         notices=(*resolved.notices, *service.findings),
     )
+
+
+def _is_lost(end: Ended) -> bool:
+    """Whether another try may end otherwise: a refusal stays one."""
+    return isinstance(end.error, ExecutionError | InternalError)
 
 
 def cached_by(flags: Sequence[Given], job: JobConfig) -> JobConfig:

@@ -20,6 +20,7 @@ from shardwright.compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXT
 from shardwright.orchestrator.cache import open_cache
 from shardwright.orchestrator.compile.compile_flags import flags_alone
 from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.environment import reading
 from shardwright.orchestrator.host import python_path
 from shardwright.orchestrator.service.progress import Progress
 from shardwright.orchestrator.submission.graphs import (
@@ -97,7 +98,7 @@ def _collect(asked: Asked) -> None:
         ) from error
     count = len(graph_folders(asked.directory))
     say(f"{count} graphs, {count - before} of them new, in {asked.directory}", err=True)
-    if code and os.environ.get(IGNORE_ERRORS, "0") in ("", "0"):
+    if code and not reading.value(IGNORE_ERRORS, False):
         raise ExecutionError(
             "SW_SCRIPT",
             f"`{shlex.join(asked.script)}` ended with exit code {code}",
@@ -113,8 +114,9 @@ def _compile(asked: Asked) -> int:
             f"parallel-compile requires graphs in {asked.directory}, got none",
             hint="put @shardwright.capture on the jitted step, and collect",
         )
+    retries = reading.value("NEURON_PARALLEL_COMPILE_MAX_RETRIES", 0)
     with Progress("quiet" if asked.as_json else asked.job.run.progress) as progress:
-        summary = compile_graphs(asked.directory, asked.flags, asked.job, progress)
+        summary = compile_graphs(asked.directory, asked.flags, asked.job, progress, retries)
     text = dumps(summary.as_dict(), indent=1)
     told, code = list(summary.notices), summary.exit_code
     try:

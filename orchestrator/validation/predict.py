@@ -21,7 +21,7 @@ from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.road.build import Built, build_task
 from shardwright.orchestrator.road.plan_cache import stored
 from shardwright.orchestrator.road.stages import Stages
-from shardwright.orchestrator.road.timing import Question, answers, step_of, with_host
+from shardwright.orchestrator.road.timing import Host, Question, answers, step_of, with_host
 from shardwright.orchestrator.service.service import UnitService
 from shardwright.orchestrator.service.units import PACKAGES, digest, source_digest
 from shardwright.orchestrator.validation.published import Workload
@@ -70,7 +70,7 @@ class Predictor:
             credit=profile,
         )
         (answer,) = answers([asked], self._service)
-        timed = shares_of(with_host(answer.timing, workload.host_us))
+        timed = shares_of(with_host(answer.timing, Host(workload.host_us)))
         self._cache.put(KIND, key, json.dumps(dataclasses.asdict(timed)).encode())
         return timed
 

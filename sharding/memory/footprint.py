@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.diagnostics import UNKNOWN_LOC, CapacityError
 from shardwright.compiler.ir.ops.host import DEVICE, HOST
-from shardwright.compiler.linking.residency import Residency, constant_bytes
+from shardwright.compiler.linking.residency import Residency
 from shardwright.compiler.program import BufferInfo, StepPlan
 from shardwright.sharding.memory.arena import (
     Arena,
@@ -82,7 +82,7 @@ def compiled_footprints(plan: StepPlan, programs: Sequence[Residency]) -> tuple[
     found = []
     for stage in range(len(plan.schedules)):
         own = [r for r in programs if stage_of[r.program.name] == stage]
-        constants = sum(constant_bytes(r.program) for r in own)
+        constants = sum(r.program.constant_bytes for r in own)
         arenas = [compiled_arena(r) for r in own]
         found.append(_assembled(plan, stage, arenas, constants, estimated=False))
     return tuple(found)

@@ -13,7 +13,14 @@ from typing import Any
 
 from shardwright.compiler.diagnostics import LoadError
 from shardwright.compiler.isa.program import Program
-from shardwright.compiler.machine.target import HYPOTHETICAL_LNC, Target, load_target, logical
+from shardwright.compiler.machine.target import (
+    HYPOTHETICAL_LNC,
+    PROFILE_BUFFERS_BYTES,
+    Target,
+    load_target,
+    logical,
+    reserve_of,
+)
 
 MOST_GROUPS, MOST_GROUPS_BEFORE = 16, 12
 """Sets of replica groups of a file: documented, from SDK 2.32 on and before (NEC, release notes).
@@ -22,6 +29,8 @@ _SIXTEEN_SINCE = (2, 27, 5334)  # neuronx-cc of SDK 2.32 (release notes)
 MOST_STREAMS = 4  # documented: streams of collectives of a logical core (overlap page)
 _GENERATIONS = ("v1", "v2", "v3", "v4")
 _GIB = 2**30
+_OFTEN_NONE = ("model constants", "profiler buffers")
+"""Told where there are any."""
 
 
 def check_loadable(
@@ -29,18 +38,38 @@ def check_loadable(
     meta: Mapping[str, Any],
     machine: Target,
     environment: Mapping[str, str] | None = None,
+    room_bytes: int | None = None,
 ) -> None:
-    """Refuse a program the machine cannot run; `meta` is the container's.
+    """Refuse a program the machine cannot run; `meta` is the container's, `room_bytes` what the
+    core's bank of HBM has, None: the core's even part.
 
-    Raises LoadError: SW_LOAD_ARCHITECTURE, SW_LOAD_LNC, SW_LOAD_MEMORY, SW_LOAD_GROUPS.
+    Raises LoadError: SW_LOAD_ARCHITECTURE, SW_LOAD_LNC, SW_LOAD_PAGE, SW_LOAD_MEMORY,
+    SW_LOAD_GROUPS.
     """
     environment = os.environ if environment is None else environment
     _check_architecture(program, machine, environment)
     made, hypothetical = int(meta.get("lnc", 1)), bool(meta.get("hypothetical"))
     _check_lnc(made, program, environment)
     _check_cores(made, program, machine, hypothetical)
-    _check_memory(program, logical(machine, made, hypothetical))
+    _check_page(program, meta, environment)
+    is_profiled = environment.get("NEURON_RT_INSPECT_ENABLE", "0") not in ("", "0")
+    _check_memory(program, logical(machine, made, hypothetical), is_profiled, room_bytes)
     _check_collectives(program, str(meta.get("version_profile", "")))
+
+
+def _check_page(program: Program, meta: Mapping[str, Any], env: Mapping[str, str]) -> None:
+    """The page of the scratchpad that a file was laid out for is the runtime's."""
+    text = env.get("NEURON_SCRATCHPAD_PAGE_SIZE", "")
+    made = int(meta.get("options", {}).get("hbm_scratchpad_page_size", 0))
+    if text and made and text != str(made):
+        raise LoadError(
+            "SW_LOAD_PAGE",
+            f"program {program.name} was compiled for scratchpad pages of {made} MB, the runtime is"
+            f" set to {text}; NRT_INVALID (2)",
+            None,
+            f"compile with --hbm-scratchpad-page-size {text} or set"
+            f" NEURON_SCRATCHPAD_PAGE_SIZE={made}",
+        )
 
 
 def _check_architecture(program: Program, machine: Target, env: Mapping[str, str]) -> None:
@@ -93,21 +122,31 @@ def _check_cores(made: int, program: Program, machine: Target, hypothetical: boo
         )
 
 
-def _check_memory(program: Program, machine: Target) -> None:
-    named = sum(b.num_bytes for b in program.buffers if b.kind == "named")
-    parts = {
-        "tensors": named,
+def memory_on(program: Program, machine: Target, is_profiled: bool = False) -> dict[str, int]:
+    """Bytes of HBM that a loaded program takes of a core of `machine` (a logical one), by the
+    runtime's categories."""
+    return {
+        "tensors": sum(b.num_bytes for b in program.buffers if b.kind == "named"),
+        "model constants": program.constant_bytes,
         "shared scratchpad": program.arena_bytes,
-        "runtime": machine.reserve_bytes_per_core,
+        **reserve_of(machine),
+        "profiler buffers": PROFILE_BUFFERS_BYTES if is_profiled else 0,
     }
-    total = sum(parts.values())
-    if total <= machine.hbm_bytes_per_core:
+
+
+def _check_memory(
+    program: Program, machine: Target, is_profiled: bool, room_bytes: int | None
+) -> None:
+    parts = memory_on(program, machine, is_profiled)
+    parts = {name: n for name, n in parts.items() if n or name not in _OFTEN_NONE}
+    total, room = sum(parts.values()), room_bytes or machine.hbm_bytes_per_core
+    if total <= room:
         return
     split = ", ".join(f"{name} {size / _GIB:.2f} GiB" for name, size in parts.items())
     raise LoadError(
         "SW_LOAD_MEMORY",
         f"program {program.name} requires {total / _GIB:.2f} GiB ({split}), a core of"
-        f" {machine.name} has {machine.hbm_bytes_per_core / _GIB:.2f} GiB; NRT_RESOURCE (4)",
+        f" {machine.name} has {room / _GIB:.2f} GiB; NRT_RESOURCE (4)",
         None,
         "use more cores, a smaller batch, or shard the tensors",
     )

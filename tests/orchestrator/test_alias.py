@@ -49,12 +49,20 @@ def test_neuron_parallel_compile_is_parallel_compile(folder: Path) -> None:
     assert done.stdout == "-m shardwright parallel-compile --command collect python a b.py\n"
 
 
+def test_tools_are_their_verbs_and_withdrawn_ones_say_so(folder: Path) -> None:
+    done = run("neuron-ls", "--target", "inf1", "--json-output")
+    assert done.returncode == 0 and '"nc_count": 4' in done.stdout, done.stderr
+    done = run("neuron-gatherinfo", "-i", "-o", "/tmp")
+    assert done.returncode == 2 and "SW_WITHDRAWN" in done.stderr
+
+
 def test_it_is_told_how_a_shell_finds_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["alias", str(tmp_path / "here")]) == 0
     wrote, export = capsys.readouterr().out.splitlines()
-    assert wrote == f"wrote neuronx-cc and neuron_parallel_compile to {tmp_path / 'here'}"
+    assert wrote.startswith("wrote neuronx-cc, neuron_parallel_compile, nccom-test, neuron-ls, ")
+    assert wrote.endswith(f" to {tmp_path / 'here'}")
     shell = f"{export}; command -v neuronx-cc"
     assert run("sh", "-c", shell).stdout == f"{tmp_path}/here/neuronx-cc\n"
 

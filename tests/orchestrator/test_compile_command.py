@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardwright.orchestrator.compile import through_cache
+from shardwright.orchestrator.service import process_backend
 from tests.support.model_files import (
     FORMS,
     compile_line,
@@ -207,7 +209,7 @@ def test_levels_choose_the_stream_and_the_file_gets_everything(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(folder / "m.hlo.pb", layers, ARGUMENTS)
-    flags = "--target trn1 --num-parallel-jobs 4 --auto-cast-type fp16"
+    flags = "--target trn1 --disable-dge --auto-cast-type fp16"
     seen = {}
     for level in ("debug", "20", "warning", "error", "critical"):
         line = f"shardwright compile m.hlo.pb {flags} --verbose {level} --logfile log.{level}"
@@ -220,7 +222,7 @@ def test_levels_choose_the_stream_and_the_file_gets_everything(
         "warning": (False, True),
         "error": (False, False),
     }.items():
-        assert ("INFO: --num-parallel-jobs" in seen[level].out) is shown
+        assert ("INFO: --disable-dge" in seen[level].out) is shown
         for told in ("option optlevel = 2", "operators imported: ", " kernel 0 "):
             lines = [line for line in seen[level].out.splitlines() if told in line]
             assert bool(lines) is (level == "debug")
@@ -264,6 +266,7 @@ def test_a_refused_model_gets_a_banner_with_code_place_and_command(
         ("--target trn1 --hbm-scratchpad-page-size 4096", "SW_USAGE", "below 4096"),
         ("--target trn1 --verbose loud", "SW_USAGE", "critical"),
         ("--target trn1 --num-parallel-jobs=abc", "SW_USAGE", "a whole number, got 'abc'"),
+        ("--target trn1 --num-parallel-jobs=0", "SW_USAGE", "1 to 64, got 0"),
         ("--target trn1 --execute-repetition x", "SW_USAGE", "a whole number"),
         ("--target trn1 --implicit-integer-downcast dot,all", "SW_USAGE", "comma list"),
         ("--target trn1 --logfile /no/such/folder/log", "SW_OUTPUT", "can be written"),
@@ -428,7 +431,7 @@ def test_a_file_that_was_compiled_before_is_taken_from_the_cache(folder: Path) -
     write_model(folder / "m.mlir", layers, ARGUMENTS)
     line = "neuronx-cc compile m.mlir --target trn1 --cache_dir=kept"
     made = {}
-    for words, hits in (("", 0), ("", 1), ("--retry_failed_compilation", 0), ("--no_cache", None)):
+    for words, hits in (("", 0), ("", 1), ("--retry_failed_compilation", 1), ("--no_cache", None)):
         assert compile_line(f"{line} {words}") == 0
         shown = [] if hits is None else [found_in_cache(folder)[0].partition(" of ")[0]]
         assert shown == ([] if hits is None else ["0" if not hits else shown[0]])
@@ -438,6 +441,27 @@ def test_a_file_that_was_compiled_before_is_taken_from_the_cache(folder: Path) -
     assert (folder / "kept").is_dir()
     assert compile_line(f"{line} --dump-dir stages") == 0 and not found_in_cache(folder)
     assert (folder / "stages").is_dir()
+
+
+def test_functions_are_compiled_by_as_many_processes_as_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at a time make the file that one makes."""
+    write_model(folder / "m.mlir", layers, ARGUMENTS)
+    started, usual = list[int](), process_backend.AutoExecutor
+
+    def noted(workers: int) -> process_backend.AutoExecutor:
+        started.append(workers)
+        return usual(workers)
+
+    monkeypatch.setattr(process_backend, "AutoExecutor", noted)
+    monkeypatch.setattr(through_cache, "num_cpus", lambda: 2)
+    made = []
+    for jobs in (1, 8):
+        words = f"--cache_dir=kept{jobs} --num-parallel-jobs {jobs}"
+        assert compile_line(f"neuronx-cc compile m.mlir --target trn1 {words}") == 0
+        made.append((folder / "file.neff").read_bytes())
+    assert started == [2] and made[0] == made[1]
 
 
 def test_a_cache_that_is_no_place_is_a_usage_error(
@@ -452,8 +476,8 @@ def test_recorded_flags_are_told_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(folder / "m.mlir", layers, ARGUMENTS)
-    flags = "--num-parallel-jobs 4 --disable-dge --tensorizer-options=--x"
+    flags = "--disable-dge --tensorizer-options=--x"
     assert compile_line(f"neuronx-cc compile m.mlir --target trn1 {flags}") == 0
-    told = "--num-parallel-jobs 4, --disable-dge, --tensorizer-options --x"
+    told = "--disable-dge, --tensorizer-options --x"
     text = f"WARNING: recorded in the file, without effect here: {told}\n"
     assert capsys.readouterr().err == text

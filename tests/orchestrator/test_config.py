@@ -213,8 +213,8 @@ def test_a_file_that_is_no_text_is_a_usage_error(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[model]\nseq_len = 1e309", "model.seq_len requires int, got inf"),
-        ("[model]\nseq_len = 1.5", "model.seq_len requires int, got 1.5"),
+        ("[model]\nseq_len = 1e309", "model.seq_len requires a whole number of tokens.*, got inf"),
+        ("[model]\nseq_len = 1.5", "model.seq_len requires a whole number.*, got 1.5"),
         ("[model]\nlearning_rate = nan", "model.learning_rate requires float, got nan"),
         ("[mesh]\ntp = [8]", r"mesh.tp requires int, got \[8\]"),
         ("[mesh]\ntp = {auto = 1}", "mesh.tp requires int, got {'auto': 1}"),

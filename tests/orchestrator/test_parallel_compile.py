@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardwright.compiler.diagnostics import ExecutionError
 from shardwright.compiler.neff.bundle import read_program
 from shardwright.compiler.neff.reader import Container
 from shardwright.orchestrator import api
 from shardwright.orchestrator.cli import main
+from shardwright.orchestrator.service import executor
 from tests.support.model_files import run_neff
 
 SCRIPT = '''
@@ -187,6 +189,35 @@ def test_a_graph_that_is_refused_leaves_the_others(
     assert Path(rows["good"].neff).exists() and not rows["bad"].neff
     log = (Path(rows["bad"].folder) / "log-neuron-cc.txt").read_text()
     assert rows["bad"].error.code in log
+
+
+def test_a_graph_that_was_lost_is_compiled_again_and_a_refused_one_is_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Workers die under every unit's first try; a refusal is the same at every one."""
+    monkeypatch.setenv("NEURON_EXTRACT_GRAPHS_ONLY", "1")
+    x = jnp.ones((8, 8))
+    api.capture(jax.jit(lambda x: jnp.tanh(x @ x) + 2), name="good")(x)
+    api.capture(jax.jit(lambda x: jnp.fft.fft(x).real), name="bad")(x)
+    whole, tried = executor.run_unit, list[bytes]()
+
+    def dies_once(kind: str, payload: bytes) -> bytes:
+        tried.append(payload)
+        if tried.count(payload) > 1:
+            return whole(kind, payload)
+        raise ExecutionError("SW_UNIT_LOST", "its worker died")
+
+    monkeypatch.setattr(executor, "run_unit", dies_once)
+    monkeypatch.setenv("NEURON_PARALLEL_COMPILE_MAX_RETRIES", "0")
+    monkeypatch.delenv("NEURON_EXTRACT_GRAPHS_ONLY")
+    assert parallel("--command", "compile") == 70
+    assert summary(folder)["succeeded"] == 0
+    tried.clear()
+    monkeypatch.setenv("NEURON_PARALLEL_COMPILE_MAX_RETRIES", "2")
+    assert parallel("--command", "compile") == 70
+    found = summary(folder)
+    rows = {row["name"]: row for row in found["graphs"]}  # type: ignore[attr-defined]
+    assert (found["succeeded"], rows["good"]["retries"], rows["bad"]["retries"]) == (1, 1, 0)
 
 
 def test_a_hooked_step_inside_another_is_a_part_of_its_graph(

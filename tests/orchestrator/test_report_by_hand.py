@@ -15,7 +15,8 @@ from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.isa.program import CollectiveCall
 from shardwright.compiler.machine.target import load_target
-from shardwright.orchestrator.config.config import GoodputConfig, JobConfig
+from shardwright.orchestrator.config.config import JobConfig
+from shardwright.orchestrator.config.goodput_keys import GoodputConfig
 from shardwright.orchestrator.report import report
 from shardwright.orchestrator.report.goodput import Failures, goodput_section
 from shardwright.orchestrator.report.leaf_roles import role_rows

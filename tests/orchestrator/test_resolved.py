@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator.config.config import TABLES, GoodputConfig, JobConfig, MeshConfig
+from shardwright.orchestrator.config.config import TABLES, JobConfig, MeshConfig
+from shardwright.orchestrator.config.goodput_keys import GoodputConfig
 from shardwright.orchestrator.config.model_keys import ModelConfig
 from shardwright.orchestrator.report import sections
 from shardwright.orchestrator.report.compare import _jobs, _settings

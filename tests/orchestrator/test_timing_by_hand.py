@@ -15,7 +15,7 @@ from shardwright.compiler.diagnostics import SimulationError
 from shardwright.compiler.machine.target import load_target
 from shardwright.orchestrator.cache import Cache
 from shardwright.orchestrator.road import timing
-from shardwright.orchestrator.road.timing import Question, answers, timed
+from shardwright.orchestrator.road.timing import Host, Question, answers, timed
 from shardwright.orchestrator.service.executor import WorkUnit
 from shardwright.orchestrator.service.unit_errors import UnitFailedError
 from shardwright.orchestrator.validation import predict
@@ -61,7 +61,7 @@ def test_a_step_is_asked_for_under_every_profile(monkeypatch: pytest.MonkeyPatch
     """In the order of the profiles, 1, 2, 3 ms; the host's 500 us are in all of them."""
     asked, service = Asked(monkeypatch, timing), object()
     second = list(PROFILES)[1]
-    found = timed(STEP, second, service, traced=True, host_us=500)
+    found = timed(STEP, second, service, traced=True, host=Host(500))
     assert [q.profile for q in asked.questions] == list(PROFILES) and len(PROFILES) == 3
     assert [q.name for q in asked.questions] == [f"step {name}" for name in PROFILES]
     assert [q.traced for q in asked.questions] == [False, True, False]
@@ -76,11 +76,18 @@ def test_a_step_is_asked_for_under_every_profile(monkeypatch: pytest.MonkeyPatch
     assert plain.trace == b"" and plain.chosen.breakdown_ps == {"compute": 5 * MS}
 
 
+def test_a_host_that_runs_ahead_is_waited_for_only_beyond_the_step() -> None:
+    """Of 1.5 ms of the host a step of 1 ms covers 1 ms, one of 2 ms all."""
+    assert Host(1500).waited_ps(MS) == 1.5 * MS
+    assert Host(1500, ahead=3).waited_ps(MS) == MS // 2
+    assert Host(1500, ahead=1).waited_ps(2 * MS) == 0
+
+
 def test_a_step_with_faults_is_asked_for_without_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the profile that was chosen, after all the others: 4 ms."""
     asked = Asked(monkeypatch, timing)
     step = replace(STEP, faults=SLOW)
-    found = timed(step, "peak", object(), host_us=1000)
+    found = timed(step, "peak", object(), host=Host(1000))
     assert [q.step.faults for q in asked.questions] == [SLOW] * 3 + [NO_FAULTS]
     last = asked.questions[-1]
     assert (last.name, last.profile) == ("step peak healthy", "peak")

@@ -28,7 +28,6 @@ from shardwright.compiler.linking import budget
 from shardwright.compiler.linking.residency import (
     CallMoment,
     Residency,
-    constant_bytes,
     gathered_tensors,
     scratch_peak,
 )
@@ -165,7 +164,7 @@ def test_nothing_is_live_in_a_program_without_calls() -> None:
 
 
 def test_constants_count_as_they_lie_in_the_file() -> None:
-    assert constant_bytes(linked("forward")) == 100
+    assert linked("forward").constant_bytes == 100
 
 
 def info(name: str, role: str, kind: TensorType, **more: Any) -> BufferInfo:

@@ -116,8 +116,8 @@ def test_what_does_not_fit_is_told_part_by_part() -> None:
     made = replace(program(), arena_bytes=9 * 2**29)
     told = refusal(made, {}, machine(3 * 2**30)).diagnostic
     assert told.message == (
-        "program main requires 5.50 GiB (tensors 0.00 GiB, shared scratchpad 4.50 GiB, runtime"
-        " 1.00 GiB), a core of trn1n.32xlarge has 4.00 GiB; NRT_RESOURCE (4)"
+        "program main requires 5.50 GiB (tensors 0.00 GiB, shared scratchpad 4.50 GiB, model code"
+        " 0.09 GiB, DMA rings 0.91 GiB), a core of trn1n.32xlarge has 4.00 GiB; NRT_RESOURCE (4)"
     )
     assert told.hint == "use more cores, a smaller batch, or shard the tensors"
 

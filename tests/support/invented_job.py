@@ -18,7 +18,8 @@ from shardwright.compiler.machine.network import cluster_topology
 from shardwright.compiler.machine.target import Fact, Target, load_target
 from shardwright.compiler.neff.schedule import Schedule
 from shardwright.compiler.program import BufferInfo, StepPlan, StepProgram
-from shardwright.orchestrator.config.config import ClusterConfig, GoodputConfig, JobConfig
+from shardwright.orchestrator.config.config import ClusterConfig, JobConfig
+from shardwright.orchestrator.config.goodput_keys import GoodputConfig
 from shardwright.orchestrator.config.layout import Layout
 from shardwright.orchestrator.road.build import Built
 from shardwright.sharding.partition.mesh import make_mesh

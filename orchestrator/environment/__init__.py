@@ -1,0 +1,1 @@
+"""What the vendor's environment variables say: one table of them, and how commands read it."""
