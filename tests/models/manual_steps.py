@@ -113,6 +113,18 @@ def moe_ragged(params: Params, batch: Batch) -> jax.Array:
     return jnp.mean((out.reshape(batch["y"].shape) - batch["y"]) ** 2)
 
 
+def all_experts(params: Params, batch: Batch) -> jax.Array:
+    """What `moe_ragged` means: every row through every expert, one of them kept."""
+    x = batch["x"].reshape(-1, WIDTH)
+    gates = jax.nn.softmax(x @ params["router"])
+    chosen = jnp.argmax(gates, -1)
+    wide = jax.nn.gelu(jnp.einsum("rd,edf->ref", x, params["up"]))
+    every = jnp.einsum("ref,efd->red", wide, params["down"])
+    kept = jnp.take_along_axis(every, chosen[:, None, None], axis=1)[:, 0]
+    out = kept * gates.max(-1, keepdims=True)
+    return jnp.mean((out.reshape(batch["y"].shape) - batch["y"]) ** 2)
+
+
 def psum_step(params: Params, batch: Batch) -> jax.Array:
     """Data parallel by hand: a loss of every rank's own samples, averaged."""
 

@@ -413,7 +413,7 @@ def test_the_average_is_of_bus_bandwidths() -> None:
 def series(first: str, last: str, step: str = "", factor: str = "") -> list[int]:
     keys: dict[str, Any] = {name: "" for name in nccom.Request.__dataclass_fields__}
     keys |= {"minbytes": first, "maxbytes": last, "stepbytes": step, "stepfactor": factor}
-    return nccom.sizes(nccom.Request(**keys))
+    return nccom.sizes(nccom.Request(**keys | {"op": "allr", "datatype": "uint8"}), 8)
 
 
 def test_sizes_by_factor_by_step_and_by_tenths() -> None:

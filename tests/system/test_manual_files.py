@@ -146,6 +146,24 @@ def test_programs_of_ranks_stand_in_their_files(
     check(neff, (params, batch), jax.jit(step)(params, batch), "L0")
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("level", ["L1", "L0"])
+def test_experts_behind_exchanges_of_runs_are_all_experts(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss and gradients of compiled code on 8 cores, against every row through every expert."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(manual_steps, "mesh", lambda axis: mesh(**{axis: RANKS}))
+    shapes = manual_steps.SHAPES["moe_all_to_all"][1]
+    rng = np.random.default_rng(5)
+    params = {n: rng.standard_normal(s).astype(np.float32) / 4 for n, s in sorted(shapes.items())}
+    batch = {n: rng.standard_normal((8, 16, 16)).astype(np.float32) for n in "xy"}
+    arrays = (params, batch)
+    step = jax.value_and_grad(manual_steps.moe_ragged)
+    neff = compiled(step, mesh(ep=RANKS), arrays, "mlir", tmp_path)
+    check(neff, arrays, jax.jit(jax.value_and_grad(manual_steps.all_experts))(*arrays), level)
+
+
 def test_what_is_outside_is_partitioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs and outputs are a rank's: laid out as the file says, and open ones as the region."""
     monkeypatch.chdir(tmp_path)

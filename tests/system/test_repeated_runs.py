@@ -25,13 +25,21 @@ def taken(table: jax.Array, rows: jax.Array) -> jax.Array:
 TABLE = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
 
 
-@pytest.fixture
-def neff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of a table by numbers that are given."""
+    folder = tmp_path_factory.mktemp("rows")
+    model = write_model(folder / "rows.mlir", taken, [TABLE, np.zeros(3, np.int32)])
+    line = f"neuronx-cc compile {model} --target trn1 --output {folder}/rows.neff"
+    assert compile_line(f"{line} --logfile {folder}/log.txt") == 0
+    return folder / "rows.neff"
+
+
+@pytest.fixture
+def neff(compiled_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file, for a test in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    model = write_model(tmp_path / "rows.mlir", taken, [TABLE, np.zeros(3, np.int32)])
-    assert compile_line(f"neuronx-cc compile {model} --target trn1 --output rows.neff") == 0
-    return tmp_path / "rows.neff"
+    return compiled_once
 
 
 def milliseconds(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, float]:
@@ -61,6 +69,7 @@ def test_jitter_tells_executions_apart(neff: Path, capsys: pytest.CaptureFixture
     assert milliseconds(capsys, line) == found != milliseconds(capsys, f"{line} --warmup 3")
 
 
+@pytest.mark.matrix
 def test_executions_of_several_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,25 +149,13 @@ def test_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def all_experts(params: Any, batch: Any) -> jax.Array:
-    """What `manual_steps.moe_ragged` means: every row through every expert, one of them kept."""
-    x = batch["x"].reshape(-1, manual_steps.WIDTH)
-    gates = jax.nn.softmax(x @ params["router"])
-    chosen = jnp.argmax(gates, -1)
-    wide = jax.nn.gelu(jnp.einsum("rd,edf->ref", x, params["up"]))
-    every = jnp.einsum("ref,efd->red", wide, params["down"])
-    kept = jnp.take_along_axis(every, chosen[:, None, None], axis=1)[:, 0]
-    out = kept * gates.max(-1, keepdims=True)
-    return jnp.mean((out.reshape(batch["y"].shape) - batch["y"]) ** 2)
-
-
 def test_rows_exchanged_in_runs_are_those_of_every_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA:CPU has no ragged exchange to compare with."""
     task = make_task(manual_steps.RAGGED)
     graph = import_module(capture(task, 8).artifact)
     state, batch = task.init(jax.random.key(0)), next(task.batches(0, 8, None))
     have = evaluate(graph, [np.asarray(x) for x in jax.tree.leaves((*state, batch))])
-    monkeypatch.setattr(manual_steps, "moe_ragged", all_experts)
+    monkeypatch.setattr(manual_steps, "moe_ragged", manual_steps.all_experts)
     wanted = jax.tree.leaves(jax.jit(make_task(manual_steps.RAGGED).step)(*state, batch))
     for one, other in zip(have, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
