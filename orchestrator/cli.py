@@ -293,6 +293,15 @@ def _neff_parsers(verbs: Any) -> None:
     )
     _program_flag(run)
     run.set_defaults(verb=_neff_run)
+    _neff_text_parsers(tools)
+    export = tools.add_parser("export", help="one core of a bundle as a single file")
+    export.add_argument("bundle", type=Path, help="a bundle directory")
+    export.add_argument("--core", type=int, default=0)
+    export.add_argument("--output", type=Path, default=Path("file.neff"))
+    export.set_defaults(verb=lazily("neff.neff_files", "export", "bundle", "core", "output"))
+
+
+def _neff_text_parsers(tools: Any) -> None:
     dump = tools.add_parser("dump", help="calls, kernels and the instructions of every engine")
     dump.add_argument("file", type=Path)
     dump.add_argument("--function", default="", help="only this one")
@@ -312,11 +321,6 @@ def _neff_parsers(verbs: Any) -> None:
     unpack.add_argument("out", type=Path, metavar="DIR")
     _program_flag(unpack)
     unpack.set_defaults(verb=lazily("neff.neff_unpack", "unpack", "file", "out", "program"))
-    export = tools.add_parser("export", help="one core of a bundle as a single file")
-    export.add_argument("bundle", type=Path, help="a bundle directory")
-    export.add_argument("--core", type=int, default=0)
-    export.add_argument("--output", type=Path, default=Path("file.neff"))
-    export.set_defaults(verb=lazily("neff.neff_files", "export", "bundle", "core", "output"))
 
 
 _ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")
