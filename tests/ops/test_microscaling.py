@@ -90,7 +90,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("number", range(len(CASES)))
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(n, marks=[pytest.mark.matrix] * (n in (1, 2))) for n in range(len(CASES))],
+)
 def test_quantized_as_the_standard_says(number: int, dtype: str) -> None:
     x, dim = CASES[number]
     wanted = quantized(x, dtype, dim)
