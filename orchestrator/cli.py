@@ -296,25 +296,7 @@ def _neff_parsers(verbs: Any) -> None:
     verify.add_argument("file", type=Path, help="a .neff file or a bundle directory")
     verify.set_defaults(verb=lazily("neff.neff_tools", "verify", "file"))
     _neff_run_parser(tools)
-    dump = tools.add_parser("dump", help="calls, kernels and the instructions of every engine")
-    dump.add_argument("file", type=Path)
-    dump.add_argument("--function", default="", help="only this one")
-    dump.add_argument(
-        "--engine", action="append", default=[], choices=_ENGINES, help="only these queues"
-    )
-    _program_flag(dump)
-    names = ("file", "program", "function", "engine")
-    dump.set_defaults(verb=lazily("neff.neff_text", "dump", *names))
-    diff = tools.add_parser("diff", help="how two programs differ; exit code 1 when they do")
-    diff.add_argument("first", type=Path)
-    diff.add_argument("second", type=Path)
-    _program_flag(diff)
-    diff.set_defaults(verb=lazily("neff.neff_text", "diff", "first", "second", "program"))
-    unpack = tools.add_parser("unpack", help="a program as a folder: def.json, a file per engine")
-    unpack.add_argument("file", type=Path)
-    unpack.add_argument("out", type=Path, metavar="DIR")
-    _program_flag(unpack)
-    unpack.set_defaults(verb=lazily("neff.neff_unpack", "unpack", "file", "out", "program"))
+    _neff_text_parsers(tools)
     export = tools.add_parser("export", help="one core of a bundle as a single file")
     export.add_argument("bundle", type=Path, help="a bundle directory")
     export.add_argument("--core", type=int, default=0)
@@ -364,6 +346,28 @@ def _neff_run_parser(tools: Any) -> None:
     )
     _program_flag(run)
     run.set_defaults(verb=_neff_run)
+
+
+def _neff_text_parsers(tools: Any) -> None:
+    dump = tools.add_parser("dump", help="calls, kernels and the instructions of every engine")
+    dump.add_argument("file", type=Path)
+    dump.add_argument("--function", default="", help="only this one")
+    dump.add_argument(
+        "--engine", action="append", default=[], choices=_ENGINES, help="only these queues"
+    )
+    _program_flag(dump)
+    names = ("file", "program", "function", "engine")
+    dump.set_defaults(verb=lazily("neff.neff_text", "dump", *names))
+    diff = tools.add_parser("diff", help="how two programs differ; exit code 1 when they do")
+    diff.add_argument("first", type=Path)
+    diff.add_argument("second", type=Path)
+    _program_flag(diff)
+    diff.set_defaults(verb=lazily("neff.neff_text", "diff", "first", "second", "program"))
+    unpack = tools.add_parser("unpack", help="a program as a folder: def.json, a file per engine")
+    unpack.add_argument("file", type=Path)
+    unpack.add_argument("out", type=Path, metavar="DIR")
+    _program_flag(unpack)
+    unpack.set_defaults(verb=lazily("neff.neff_unpack", "unpack", "file", "out", "program"))
 
 
 _ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_in", "dma_out")

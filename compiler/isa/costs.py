@@ -198,7 +198,7 @@ def _stride_factor(o: Operands, core: CoreModel) -> float:
 _WIDE_INTEGERS = (DType.I64, DType.U64)
 _WIDE_FACTOR = 1.25
 """documented: 64-bit integers cost 20 to 30 % more where they are computed as such (command
-reference, --native-int64); the middle of it."""
+reference, native-int64); the middle of it."""
 
 
 def _width_factor(o: Operands) -> float:

@@ -21,7 +21,6 @@ from shardwright.compiler.ir.facts import combination, pairing, stored
 from shardwright.compiler.ir.traits import CASTS, REDUCTIONS_OF_RANKS
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.options import DEFAULTS, CompileOptions
-from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.ranges import integer_ranges
 from shardwright.compiler.support.intervals import Interval, limits
 from shardwright.compiler.surface.flags import DOWNCASTS
@@ -60,20 +59,19 @@ def _loses(op: Op, rounded: _Rounded, generation: str) -> bool:
 _HELD_AS = {DType.I64: DType.I32, DType.U64: DType.U32}
 _ADVICE = (
     "convert to 32-bit integers, make them of bounded ones (counts, 32-bit inputs), or ask for 64"
-    " bits with --native-int64 enabled, on trn2 and later"
+    " bits with --native-int64 enabled (of a job: --set compiler.native_int64=enabled), on trn2 on"
 )
 
 
 def wide_operations(graph: Graph) -> list[Op]:
     """Operations on 64-bit integers that are not known to fit the 32 bits they are computed with,
-    and that results are made of: JAX packs the words of a key into 64 bits that nobody reads.
+    in a graph without dead code: JAX packs the words of a key into 64 bits that nobody reads.
 
     Taking the low bits alone is what a conversion to a shorter integer asks for.
     """
     wide = (v.type.dtype in _HELD_AS for op in graph.walk() for v in (*op.operands, *op.results))
     if not any(wide):
         return []
-    graph = dce(graph)
     ranges = integer_ranges(graph)
     return [op for op in graph.walk() if not op.regions and _is_cut(op, ranges)]
 

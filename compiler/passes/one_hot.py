@@ -15,7 +15,12 @@ import numpy as np
 from shardwright.compiler.ir.analysis import known_elements
 from shardwright.compiler.ir.build import Builder
 from shardwright.compiler.ir.facts import behind, pairing, permutation
-from shardwright.compiler.ir.ops import BroadcastInDimAttrs, DotGeneralAttrs, GatherAttrs
+from shardwright.compiler.ir.ops import (
+    BroadcastInDimAttrs,
+    CompareAttrs,
+    DotGeneralAttrs,
+    GatherAttrs,
+)
 from shardwright.compiler.ir.rewrite import replaced
 from shardwright.compiler.ir.traits import CASTS
 from shardwright.compiler.ir.types import Graph, Op, Value
@@ -53,7 +58,7 @@ def _behind_casts(value: Value, dim: int, made: Mapping[Value, Op]) -> tuple[Val
 def _index(value: Value, dim: int, made: Mapping[Value, Op]) -> Value | None:
     """What is compared with the counts along `dim`, of a one-hot value."""
     test = made.get(value)
-    if test is None or test.name != "compare" or test.attrs.direction != "EQ":
+    if test is None or not isinstance(test.attrs, CompareAttrs) or test.attrs.direction != "EQ":
         return None
     for counts, index in (test.operands, test.operands[::-1]):
         if (

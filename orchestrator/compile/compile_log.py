@@ -19,7 +19,7 @@ from shardwright.orchestrator.terminal.terminal import say, written
 NUMBERS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 PASS_LINE = "Compiler status PASS"
 _RULE = "*" * 79
-_DEFECT, _OF_DEFECTS = "[INTERNAL_ERROR] ", "NCC_I"
+_DEFECT, _VENDOR = "[INTERNAL_ERROR] ", "NCC_"
 """In front of a defect's code, as neuronx-cc has it (vllm-neuron, issue 16), and how its codes of
 them begin; ours is SW_INTERNAL, since its numbers name places in its code."""
 
@@ -90,7 +90,7 @@ class CompileLog:
         """The banner of a failure: what, where, and what a report needs."""
         self._end_dots()
         d = error.diagnostic
-        is_defect = isinstance(error, InternalError) or d.code.startswith(_OF_DEFECTS)
+        is_defect = isinstance(error, InternalError) or d.code.startswith(f"{_VENDOR}I")
         rows = [
             ("Error message", f"{_DEFECT if is_defect else ''}[{d.code}] {d.message}"),
             ("Error class", type(error).__name__),

@@ -1,1 +1,1 @@
-"""The commands on program files: `neff info, dump, diff, verify, run, export`."""
+"""The commands on program files: `neff info, dump, unpack, diff, verify, run, export`."""

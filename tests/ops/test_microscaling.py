@@ -10,11 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from shardwright.compiler.diagnostics import ImportRuleError
 from shardwright.compiler.frontend.detect import import_file
 from shardwright.compiler.frontend.stablehlo import import_module
 from shardwright.compiler.ir.types import Graph
 from tests.support.compiled import run_levels
-from tests.support.error_triggers import mx_quantize
+from tests.support.error_triggers import Trigger, mx_quantize, scaled_dot
 from tests.support.model_files import compile_line
 
 TARGET = "trn3-gen2-ultraserver"
@@ -89,7 +90,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("number", range(len(CASES)))
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(n, marks=[pytest.mark.matrix] * (n in (1, 2))) for n in range(len(CASES))],
+)
 def test_quantized_as_the_standard_says(number: int, dtype: str) -> None:
     x, dim = CASES[number]
     wanted = quantized(x, dtype, dim)
@@ -184,6 +188,28 @@ def test_machines_and_releases_that_have_it(
     (tmp_path / "m.mlir").write_text(mx_quantize().text)
     assert compile_line(f"neuronx-cc compile m.mlir {flags}") == (70 if said else 0)
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("trigger", "code"),
+    [
+        (mx_quantize(', "dtype": ["float8_e5m2"]'), "NCC_EVRF042"),
+        (mx_quantize(', "dim": "last"'), "NCC_EVRF038"),
+        (mx_quantize(', "block_size": [32]'), "NCC_EVRF039"),
+        (mx_quantize(data="4x64xui32"), "NCC_EVRF042"),
+        (scaled_dot('{"scaled_dot_backend_config": [1]}'), "NCC_EVRF049"),
+        (scaled_dot('"lhs_contracting_dimensions": ["k"]'), "NCC_EVRF049"),
+        (scaled_dot('{"scaled_dot_backend_config": {"element_dtype": 8}}'), "NCC_EVRF064"),
+        (scaled_dot("{}"), "NCC_EVRF064"),  # packed data of nobody knows which type
+        (scaled_dot('"rhs_contracting_dimensions": [0, 1]'), "NCC_EVRF064"),
+        (scaled_dot(scales=("4x2xui8", "4x3xui8")), "NCC_EVRF064"),
+    ],
+)
+def test_forms_that_make_no_sense(trigger: Trigger, code: str) -> None:
+    with pytest.raises(ImportRuleError) as caught:
+        import_module(trigger.text)
+    assert caught.value.code == code
+    assert caught.value.loc is not None and caught.value.loc.line == 7
 
 
 def test_an_hlo_call_has_its_results_as_a_tuple() -> None:

@@ -92,6 +92,7 @@ def test_releases_that_are_known_for_it_refuse_windows_that_are_no_runs(
     assert ("warning[SW_INDIRECT_ACCESS]" in err) is not refuses
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("release", "checks"), [("2.22.12471", False), ("2.24.5133", True)])
 @pytest.mark.parametrize("code", ["NCC_EVRF056", "NCC_EVRF031", "NCC_ESMP002"])
 def test_known_indices_are_checked_by_the_compiler_from_a_release_on(

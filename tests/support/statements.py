@@ -139,7 +139,7 @@ def write_models(folder: Path) -> None:
     import jax.numpy as jnp
     import numpy as np
 
-    from tests.support.error_triggers import TRIGGERS
+    from tests.support.error_triggers import TRIGGERS, integer, mx_quantize
     from tests.support.model_files import write_model
 
     f32, i32 = np.zeros((8, 8), np.float32), np.zeros((4,), np.int32)
@@ -157,6 +157,7 @@ def write_models(folder: Path) -> None:
         "sort": (lambda x: jnp.sort(x, axis=-1), [f32]),
         "half": (lambda x: (x.astype(jnp.bfloat16) @ x.astype(jnp.bfloat16)).sum(), [f32]),
         "erf": (jax.scipy.special.erf, [f32]),
+        "onehot": (lambda x, i: jax.nn.one_hot(i, 8) @ x, [f32, i32]),
         "bits": (lambda k: jax.lax.rng_bit_generator(k, (4, 4))[1], [np.zeros(4, np.uint32)]),
     }
     for name, (function, arguments) in models.items():
@@ -165,6 +166,8 @@ def write_models(folder: Path) -> None:
         write_model(folder / f"product.{form}", jnp.matmul, [f32, f32])
     np.savez(folder / "ones.npz", arg0=f32 + 1, arg1=f32 + 1)
     np.savez(folder / "outside.npz", arg0=f32, arg1=np.array([0, 99, 1, 2], np.int32))
+    (folder / "quantized.mlir").write_text(mx_quantize().text)
+    (folder / "wide.mlir").write_text(integer("multiply", "i64"))
     for code, trigger in TRIGGERS.items():
         if trigger.text:
             (folder / f"{code}.mlir").write_text(trigger.text)

@@ -24,6 +24,7 @@ from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.program import StepProgram
 from shardwright.orchestrator.cli import main
 from shardwright.sim_cluster.values.load_checks import check_loadable
+from tests.support.model_files import compile_line
 from tests.support.small_job import build_on, bundle_of, small_llama
 
 TARGET = "trn1n.32xlarge"
@@ -54,6 +55,24 @@ def printed(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) ->
     capsys.readouterr()
     assert main(["neff", *command]) == code
     return capsys.readouterr().out
+
+
+def test_a_constant_that_repeats_one_value_is_stored_as_one(tmp_path: Path) -> None:
+    """Written out element by element in the model; only one that differs is in the file."""
+    sizes = {}
+    for name, values in (("same", np.full(4096, 1.5)), ("other", np.arange(4096))):
+        data = values.astype(np.float32).tobytes().hex().upper()
+        (tmp_path / f"{name}.mlir").write_text(f"""
+        func.func @main(%a: tensor<4096xf32>) -> tensor<4096xf32> {{
+          %c = stablehlo.constant dense<"0x{data}"> : tensor<4096xf32>
+          %r = stablehlo.multiply %a, %c : tensor<4096xf32>
+          return %r : tensor<4096xf32>
+        }}""")
+        line = f"neuronx-cc compile {tmp_path / name}.mlir --target trn1 --output"
+        flags = f"--enable-fast-loading-neuron-binaries --logfile {tmp_path / 'log.txt'}"
+        assert compile_line(f"{line} {tmp_path / name}.neff {flags}") == 0
+        sizes[name] = (tmp_path / f"{name}.neff").stat().st_size
+    assert sizes["other"] > 4 * 4096 > sizes["same"]
 
 
 @pytest.mark.parametrize("lnc", [1, 2])

@@ -60,7 +60,7 @@ def _checked(site: Site, config: dict[str, Any]) -> tuple[Value, int, DType]:
     (given,) = site.operands
     if given.type.dtype not in (DType.BF16, DType.F16):
         refuse("NCC_EVRF041", f"QuantizeMX requires bf16 or f16, got {given.type}")
-    dtype = _FORMATS.get(config.get("dtype", ""))
+    dtype = _FORMATS.get(str(config.get("dtype", "")))
     if dtype is None:
         known = " or ".join(_FORMATS)
         refuse("NCC_EVRF042", f"QuantizeMX requires dtype {known}, got {config.get('dtype')!r}")
@@ -200,6 +200,8 @@ def scaled_dot(site: Site) -> Values:
         )
     _check_types(site)
     config = _config(site, "NCC_EVRF049", empty=True).get("scaled_dot_backend_config", {})
+    if not isinstance(config, dict):
+        refuse("NCC_EVRF049", f"scaled_dot_backend_config requires an object, got {config!r}")
     sides = [_side(site, number, config) for number in (0, 1)]
     _check_pair(*sides)
     values = [_dequantized(site, side, _format_of(site, side, config)) for side in sides]
@@ -273,7 +275,7 @@ def _check_pair(lhs: _Side, rhs: _Side) -> None:
 
 def _format_of(site: Site, side: _Side, config: dict[str, Any]) -> DType:
     """The element type: what the call says, else that of the `QuantizeMX` behind the operand."""
-    asked = config.get("element_dtype", "")
+    asked = str(config.get("element_dtype", ""))
     found = _FORMATS.get(asked) if asked else site.importer.formats.get(side.data)
     if found is None:
         refuse(

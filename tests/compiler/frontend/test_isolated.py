@@ -65,11 +65,20 @@ def test_a_name_that_is_no_text_is_refused(reader: Reader) -> None:
         reader.read(code.replace(b"helper", b"h\xffl\xfeer"), ".", OWN)
 
 
-def test_a_crash_is_refused_and_the_next_file_is_read(reader: Reader) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        pytest.param(signal.SIGSEGV, r"SIGSEGV \(F139\)", id="crashed"),
+        pytest.param(signal.SIGKILL, r"SIGKILL \(F137, which is mostly", id="killed"),
+    ],
+)
+def test_a_crash_is_refused_and_the_next_file_is_read(
+    number: signal.Signals, said: str, reader: Reader
+) -> None:
     child = reader._start().process
-    child.send_signal(signal.SIGSEGV)
+    child.send_signal(number)
     child.wait()
-    with pytest.raises(ImportRuleError, match=r"SW_READER_CRASH.*SIGSEGV"):
+    with pytest.raises(ImportRuleError, match=rf"SW_READER_CRASH.*{said}"):
         reader.read(TEXT, ".", OWN)
     assert reader.read(TEXT, ".", OWN)[1].form == "stablehlo text"
 

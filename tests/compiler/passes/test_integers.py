@@ -23,7 +23,9 @@ from shardwright.compiler.ir.reference import evaluate
 from shardwright.compiler.ir.types import Graph, Op, Value
 from shardwright.compiler.options import CompileOptions
 from shardwright.compiler.passes.integers import check_integers, downcasts, wide_operations
+from shardwright.compiler.passes.pipeline import DCE
 from shardwright.compiler.passes.ranges import integer_ranges
+from shardwright.compiler.rewriting.driver import run
 from tests.support import xla
 from tests.support.compiled import run_levels
 from tests.support.model_files import compile_line
@@ -147,7 +149,7 @@ def test_random_numbers_of_jax_are_none_of_the_users_integers(
     """Counters and keys of a generator are packed into 64 bits, and read in halves."""
     with jax.threefry_partitionable(is_partitionable):
         key = jax.random.key(0, impl=generator)
-        graph = import_module(artifact_of(jax.jit(DRAWS[name]).trace(key)))
+        graph = run(import_module(artifact_of(jax.jit(DRAWS[name]).trace(key))), (DCE,))
     assert downcasts(graph) == []
     assert check_integers(graph, ENABLED, "v3") is graph
 
