@@ -105,6 +105,16 @@ def compiled(split: Any) -> list[PartLike]:
     return [part for part in split.parts if part.is_compiled]
 
 
+def check_original(name: str, is_saved: bool) -> None:
+    """Refuse a model that has NEFF files already. Raises UsageError."""
+    if is_saved:
+        raise UsageError(
+            "SW_USAGE",
+            f"save requires a model as its framework wrote it, got {name} with NEFF files inside",
+            hint="save the original again, with other flags",
+        )
+
+
 def nothing(name: str, kept: Sequence[tuple[str, str]], hint: str) -> UsageError:
     """The error of a model of which nothing is compiled."""
     shown = dict.fromkeys(f"{operator}: {reason}" for operator, reason in kept)

@@ -12,12 +12,12 @@ from shardwright.compiler.frontend.capture import Lowered
 from shardwright.compiler.frontend.locations import named_file
 from shardwright.compiler.frontend.onnx.foreseen import Shaped
 from shardwright.compiler.frontend.onnx.model import Node, files_beside
-from shardwright.compiler.frontend.onnx.saved_form import Saving, file_of, saved_bytes
+from shardwright.compiler.frontend.onnx.saved_form import Saving, file_of, is_neff, saved_bytes
 from shardwright.compiler.frontend.onnx.sizes import Sizes
 from shardwright.compiler.frontend.onnx.splitting import Opened, Part, Split, asked
 from shardwright.orchestrator.road.bundling import compiler_version
 from shardwright.orchestrator.saved.asked import Asked
-from shardwright.orchestrator.saved.making import FORMAT, made, nothing
+from shardwright.orchestrator.saved.making import FORMAT, check_original, made, nothing
 from shardwright.orchestrator.terminal.outputs import write
 from shardwright.orchestrator.traced.report import CPU, NEURON, KeptRow, PartitionReport, PartRow
 
@@ -30,6 +30,7 @@ def save_onnx(path: Path, output: Path, wanted: Asked) -> PartitionReport:
     sizes = Sizes.of(wanted.input_shape or resolved.command.input_shape)
     with named_file(str(path)):
         opened = Opened.read(path.read_bytes(), path, sizes)
+    check_original(path.name, any(map(is_neff, opened.model.graph.nodes)))
     kept = _kept(opened.model.graph.nodes, wanted.no_fuse_ops)
     split, neffs = made(_Graph(opened, not wanted.extract_weights), kept, wanted, resolved)
     report = _report(opened, split)

@@ -11,7 +11,7 @@ from pathlib import Path
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.capture import Lowered
 from shardwright.compiler.frontend.onnx.sizes import Sizes
-from shardwright.compiler.frontend.tensorflow.saved_form import ABOUT, FILE, saved_bytes
+from shardwright.compiler.frontend.tensorflow.saved_form import ABOUT, FILE, neff_ops, saved_bytes
 from shardwright.compiler.frontend.tensorflow.splitting import (
     Opened,
     Part,
@@ -21,7 +21,7 @@ from shardwright.compiler.frontend.tensorflow.splitting import (
 )
 from shardwright.orchestrator.road.bundling import compiler_version
 from shardwright.orchestrator.saved.asked import Asked
-from shardwright.orchestrator.saved.making import FORMAT, made, nothing
+from shardwright.orchestrator.saved.making import FORMAT, check_original, made, nothing
 from shardwright.orchestrator.terminal.outputs import write
 from shardwright.orchestrator.traced.report import CPU, NEURON, KeptRow, PartitionReport, PartRow
 
@@ -42,6 +42,7 @@ def save_tensorflow(path: Path, output: Path, wanted: Asked) -> PartitionReport:
         raise UsageError("SW_USAGE", f"--output requires an empty folder, got {output}")
     resolved = wanted.resolved
     sizes = Sizes.of(wanted.input_shape or resolved.command.input_shape)
+    check_original(path.name, next(neff_ops(path), None) is not None)
     opened = open_saved(path, wanted.signature, sizes)
     kept = asked(opened, set(wanted.no_fuse_ops))
     split, neffs = made(_Graph(path, opened), kept, wanted, resolved)

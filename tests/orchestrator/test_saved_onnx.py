@@ -320,6 +320,11 @@ def test_what_cannot_be_saved(tmp_path: Path, asked: dict[str, Any], code: str) 
     assert refusal(lambda: saved(tmp_path, **asked)) == code
 
 
+def test_a_saved_model_is_not_saved_again(made: Path) -> None:
+    data = made.read_bytes()
+    assert refusal(lambda: saved(made.parent, data, "", no_fuse_ops=["Det"])) == "SW_USAGE"
+
+
 def test_another_machine_refuses(made: Path) -> None:
     assert refusal(lambda: shardwright.saved.load(made, target="inf1")) == "SW_LOAD_ARCHITECTURE"
 

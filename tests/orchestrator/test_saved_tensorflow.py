@@ -161,6 +161,7 @@ def test_parts_have_the_values_of_the_model(
     output = saved(path, name, tmp_path / "saved")
     loaded = shardwright.saved.load(output)
     check(loaded(given), wanted(path, given))
+    assert refusal(lambda: saved(output, name, tmp_path / "again")) == "SW_USAGE"
     report = loaded.report()
     assert report is not None
     assert [part.where for part in report.parts] == parts

@@ -241,9 +241,9 @@ def test_random_operators_are_torchs() -> None:
 
 def test_a_part_that_the_compiler_refuses_is_divided_again(monkeypatch: Any) -> None:
     from shardwright.compiler.diagnostics import CompileError
-    from shardwright.orchestrator.traced import trace
+    from shardwright.orchestrator.compile import part_files
 
-    compiled = trace.compiled
+    compiled = part_files.compiled
 
     def refusing(file: Any, data: bytes, *rest: Any) -> bytes:
         from shardwright.compiler.frontend.detect import import_file
@@ -254,7 +254,7 @@ def test_a_part_that_the_compiler_refuses_is_divided_again(monkeypatch: Any) -> 
                 raise CompileError("NCC_EHCA005", "sine is refused", op.loc)
         return compiled(file, data, *rest)
 
-    monkeypatch.setattr(trace, "compiled", refusing)
+    monkeypatch.setattr(part_files, "compiled", refusing)
 
     def waves(x: Any, *, more: float = 1.0) -> Any:
         y = torch.exp(x) + more
