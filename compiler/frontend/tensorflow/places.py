@@ -3,8 +3,8 @@ become the user's.
 
 An instruction's metadata names the operator that it comes from (`op_name`), and only the graph
 knows which line of the user's made that one. Metadata is rewritten in the serialised module, what
-else there is stays byte for byte. Source: `hlo.proto` and `xla_data.proto` of OpenXLA, the numbers of the
-fields.
+else there is stays byte for byte. Source: `hlo.proto` and `xla_data.proto` of OpenXLA, the numbers
+of the fields.
 """
 
 from __future__ import annotations
