@@ -25,6 +25,7 @@ from tests.support.model_files import compile_line
 
 pytestmark = [
     pytest.mark.exhaustive,
+    pytest.mark.timeout(1200),  # models are built by one process, in front of the first test
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="needs shardwright[tensorflow]"
     ),
