@@ -123,7 +123,13 @@ def _of_saved(path: str, name: str) -> Found:
 
 
 def _value(name: str, spec: Any) -> Value:
-    """An input by its type."""
+    """An input by its type. Raises UsageError for what is no tensor."""
+    if not isinstance(spec, tf.TensorSpec | tf.Tensor):
+        raise UsageError(
+            "SW_TF_ENTRY",
+            f"input {name} requires a tensor, got {type(spec).__name__}",
+            hint="make ragged and sparse values tensors of one shape first: x.to_tensor(shape=...)",
+        )
     dims: tuple[int | str, ...] | None = None
     if spec.shape.rank is not None:
         opened = (SAMPLES if not n else "" for n in range(spec.shape.rank))

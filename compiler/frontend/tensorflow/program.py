@@ -21,6 +21,7 @@ from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.capture import Lowered, function_artifact
 from shardwright.compiler.frontend.locations import MODULE_FILE
 from shardwright.compiler.frontend.onnx.tensors import Array, computed_type
+from shardwright.compiler.frontend.tensorflow.philox import written_out
 from shardwright.compiler.frontend.tensorflow.start import MAGIC
 from shardwright.compiler.neff.format import MAX_FILE_BYTES
 
@@ -230,8 +231,43 @@ def _sliced(bytecode: bytes, takes: int, gives: int) -> bytes:
         for op in [op for op in _nested(module.operation) if op.name == "mhlo.copy"]:
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
+        for op in [op for op in _nested(module.operation) if _is_philox(op)]:
+            _write_out(module, op)
         module.operation.write_bytecode(out)
     return out.getvalue()
+
+
+def _is_philox(op: Any) -> bool:
+    """Whether an operation draws words of 32 bits with Philox from a state of three of 64."""
+    if op.name != "stablehlo.rng_bit_generator":
+        return False
+    state, drawn = (str(result.type) for result in op.results)
+    is_it = "PHILOX" in str(op.attributes["rng_algorithm"])
+    return is_it and state == "tensor<3xui64>" and "ui32" in drawn
+
+
+def _write_out(module: Any, op: Any) -> None:
+    """Put a function of `philox.py` in the place of an operation."""
+    import jax
+    from jaxlib.mlir import ir
+
+    shape = tuple(ir.RankedTensorType(op.results[1].type).shape)
+    state = jax.ShapeDtypeStruct((3,), np.uint64)
+    parsed = ir.Module.parse(written_out(state, shape))  # which its operations do not keep
+    (made,) = parsed.body.operations
+    name = f"philox_{'x'.join(map(str, shape))}"
+    if name not in [_symbol(function) for function in module.body.operations]:
+        with ir.InsertionPoint(module.body):
+            own = made.operation.clone()
+        own.attributes["sym_name"] = ir.StringAttr.get(name)
+        own.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    with ir.InsertionPoint(op), op.location:
+        types = [result.type for result in op.results]
+        callee = {"callee": ir.FlatSymbolRefAttr.get(name)}
+        call = ir.Operation.create("func.call", types, list(op.operands), callee)
+    for old, new in zip(op.results, call.results, strict=True):
+        old.replace_all_uses_with(new)
+    op.erase()
 
 
 def _nested(operation: Any) -> Iterator[Any]:

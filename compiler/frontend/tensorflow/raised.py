@@ -55,7 +55,7 @@ def of_xla(error: Exception, places: Mapping[str, Place]) -> DiagnosticError:
     """What XLA says of a function that it does not take, at the line of the operator."""
     text = str(error)
     node = _NODE.search(text)
-    place = place_of(node[2], places) if node else None
+    place = _inner(node[2], places) if node else None
     loc = LocationReader().frame(*place) if place else None
     unsupported = _UNSUPPORTED.findall(text)
     if unsupported or "No registered" in text:
@@ -80,6 +80,12 @@ def of_xla(error: Exception, places: Mapping[str, Place]) -> DiagnosticError:
         loc,
         "tf.function(..., jit_compile=True) says the same of it",
     )
+
+
+def _inner(node: str, places: Mapping[str, Place]) -> Place | None:
+    """The place of an operator that may be one of a function that is called, without its call."""
+    called = (place for name, place in places.items() if name.endswith(f"/{node}"))
+    return place_of(node, places) or next(called, None)
 
 
 def _first(text: str) -> str:

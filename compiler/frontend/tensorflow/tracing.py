@@ -8,6 +8,7 @@ are shapes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from shardwright.compiler.frontend.tensorflow.program import (
 )
 from shardwright.compiler.frontend.tensorflow.raised import calling, of_xla
 
-_LIBRARIES = ("site-packages", "dist-packages", "compiler/frontend/")
+_LIBRARIES = ("site-packages", "dist-packages")
+_OURS = Path(__file__).resolve().parents[2]
+_OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 _BODIES = ("f", "body", "cond", "then_branch", "else_branch")
 """Attributes of operators that hold functions."""
 TARGET = "target"
@@ -228,14 +231,12 @@ class _Whole:
     def _check_results(self, places: dict[str, Place]) -> None:
         """Refuse results whose shape only a run knows, and those that are no numbers."""
         for result in self._concrete.outputs:
-            if result.dtype in (tf.string, tf.resource, tf.variant):
-                made = result.op
-                while made.type == "Identity":
-                    made = made.inputs[0].op
+            made = _maker(self._concrete.graph, result)
+            if made.type in _OF_PYTHON or result.dtype in (tf.string, tf.resource, tf.variant):
                 given = f"XLA_CPU: {made.type} ({{{{node {made.name}}}}}"
                 raise of_xla(ValueError(given), places)
             if not result.shape.is_fully_defined():
-                error = ValueError(f"dynamic shape {result.shape} of {{{{node {result.op.name}}}}}")
+                error = ValueError(f"dynamic shape {result.shape} of {{{{node {made.name}}}}}")
                 raise of_xla(error, places)
 
     def results(self, kinds: dict[int, tuple[str, str]]) -> tuple[Port, ...]:
@@ -253,6 +254,20 @@ class _Whole:
         for port, handle in zip(self.ports, self._handles, strict=True):
             dtype = tf.as_dtype(port.dtype)
             yield port, tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
+
+
+def _maker(graph: Any, result: Any) -> Any:
+    """The operator that makes a result, also in functions that are called."""
+    made = result.op
+    while True:
+        body = _body(graph, made, _BODIES[0])
+        if made.type == "Identity":
+            result = made.inputs[0]
+        elif body is not None:
+            graph, result = body, body.outputs[result.value_index]
+        else:
+            return made
+        made = result.op
 
 
 def _type_of(handle: Any, placeholder: Any) -> tuple[str, tuple[int, ...]]:
@@ -324,6 +339,13 @@ def _body(graph: Any, operator: Any, key: str) -> Any:
 def _users(trace: Any) -> Place | None:
     """The innermost line of code that is neither a library nor ours."""
     for frame in reversed(list(trace or ())):
-        if not any(part in frame.filename for part in _LIBRARIES) and frame.filename[:1] != "<":
+        if _is_users(frame.filename):
             return frame.filename, frame.lineno
     return None
+
+
+@cache
+def _is_users(file: str) -> bool:
+    """Whether a file is the user's: neither a library's nor one of ours."""
+    is_library = file[:1] == "<" or any(part in file for part in _LIBRARIES)
+    return not is_library and not Path(file).resolve().is_relative_to(_OURS)

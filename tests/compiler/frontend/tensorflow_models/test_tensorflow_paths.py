@@ -80,6 +80,7 @@ CODES = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", FAILS)
 def test_a_child_that_fails(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package, timeout_s = FAILS[case]

@@ -18,6 +18,7 @@ from shardwright.compiler.frontend.reference import batch_leaves, initial_state,
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.tensorflow import training
 from shardwright.compiler.frontend.tensorflow.asking import Asked, Tracer
+from shardwright.compiler.frontend.tensorflow.philox import philox
 from shardwright.compiler.frontend.tensorflow.places import place_of, with_places
 from shardwright.compiler.frontend.tensorflow.program import UPDATE, Program
 from shardwright.compiler.frontend.tensorflow.start import MAGIC, imports_it, split_name
@@ -152,6 +153,24 @@ def test_only_places_are_written_anew() -> None:
     assert found == module(after)
     assert with_places(module(before), {}) == module(name)
     assert place_of("unknown/add", {"dense/add": ("model.py", 7)}) is None
+
+
+def test_philox_is_that_of_salmon_and_others() -> None:
+    """Known answers of Philox-4x32-10: `kat_vectors` of Random123."""
+    import jax
+
+    full, pi = 2**64 - 1, (0x299F31D0A4093822, 0x85A308D3243F6A88, 0x0370734413198A2E)
+    answers = {
+        (0, 0, 0): (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
+        (full, full, full): (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+        pi: (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    }
+    with jax.enable_x64(True):
+        for state, wanted in answers.items():
+            after, found = philox(np.array(state, np.uint64), (4,))
+            assert tuple(map(int, found)) == wanted
+            count = (state[2] << 64 | state[1]) + 1 & 2**128 - 1
+            assert tuple(map(int, after)) == (state[0], count & full, count >> 64)
 
 
 def test_paths_and_what_stands_behind_them() -> None:
