@@ -193,14 +193,14 @@ class Machine:
 
     def bank_of(self, core: int) -> tuple[int, range]:
         """The number of a core's first HBM bank, and the logical cores that share it."""
-        shared = self.target.cores_per_bank
+        shared = self.target.cores_per_stack
         first = core - core % shared
         return first // shared, range(first, first + shared)
 
     @property
     def bank_bytes(self) -> int:
         """HBM that the cores of a bank share."""
-        return self.target.hbm_bytes_per_core * self.target.cores_per_bank
+        return self.target.hbm_bytes_per_core * self.target.cores_per_stack
 
     def _check_bank(self, core: int, loading: Loading) -> None:
         """Refuse what a bank has no room for beside what its other cores hold."""
