@@ -202,6 +202,13 @@ class Target:
         return max(1, self.core.hbm_bank_cores // self.lnc)
 
     @property
+    def cores_per_stack(self) -> int:
+        """Cores that share the bytes of an HBM bank: from NeuronCore-v3 on two physical ones have
+        one of 24 GiB (documented, device memory page); before, each has its own (driver v2 address
+        map, inferred)."""
+        return 1 if self.core.generation in ("v1", "v2") else self.cores_per_bank
+
+    @property
     def trains(self) -> bool:
         """Whether training steps are compiled for it: neuron-cc compiles inference alone."""
         return self.core.compiler == NEURONX_CC

@@ -17,7 +17,7 @@ from shardwright.compiler.diagnostics import Diagnostic, LoadError, SimulationEr
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.isa.program import Program
 from shardwright.compiler.linking.budget import count_instructions
-from shardwright.compiler.machine.target import load_target
+from shardwright.compiler.machine.target import load_target, logical
 from shardwright.compiler.neff.arrays import read_arrays, write_arrays
 from shardwright.compiler.neff.bundle import load_bundle, read_program
 from shardwright.compiler.neff.manifest import CoreBinding, Manifest
@@ -46,7 +46,8 @@ def describe(path: Path) -> dict[str, Any]:
     match container.header.kind:
         case "program":
             container.verify()
-            found.update(_program(read_program(container)))
+            program = read_program(container)
+            found |= _program(program) | {"runtime memory": _by_runtime(program, container.meta)}
         case "bundle" | "pipeline":
             found["programs"] = {n: _program(read_program(c)) for n, c in programs_of(path).items()}
     return found
@@ -70,6 +71,19 @@ def _program(program: Program) -> dict[str, Any]:
         "scratch_bytes": program.scratch_bytes,
         "collectives": sum(len(f.collectives) for f in program.functions),
     }
+
+
+def _by_runtime(program: Program, meta: Mapping[str, Any]) -> dict[str, int]:
+    """What a core holds once a program is loaded, in the columns of the runtime's report."""
+    from shardwright.orchestrator.runtime.memory_table import cells
+    from shardwright.sim_cluster.values.load_checks import memory_on
+
+    try:
+        machine = load_target(program.target)
+    except UsageError:  # a machine of somebody's own file
+        return {}
+    seen = logical(machine, program.lnc, bool(meta.get("hypothetical")))
+    return {name: size for name, size in cells(memory_on(program, seen)).items() if size}
 
 
 def _subgraphs(program: Program) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
+from shardwright.compiler.machine.target import reserve_of
 from shardwright.orchestrator.changes.change import changed
 from shardwright.orchestrator.changes.rules import saving
 from shardwright.orchestrator.changes.situation import situation_of
@@ -22,9 +23,10 @@ from shardwright.orchestrator.road.build import Built
 from shardwright.orchestrator.road.bundling import compiled_footprints
 from shardwright.orchestrator.road.fitting import estimates
 from shardwright.orchestrator.road.offload import host_section
+from shardwright.orchestrator.runtime.memory_table import cells
 from shardwright.orchestrator.terminal import terminal
 from shardwright.sharding.memory.arena import Moment
-from shardwright.sharding.memory.footprint import worst_stage
+from shardwright.sharding.memory.footprint import Footprint, worst_stage
 
 LISTED = 20  # tensors at the peak that a report holds
 MOMENTS = 600  # of the timeline
@@ -61,7 +63,25 @@ def memory_section(built: Built) -> Facts:
             {"name": h.name, "category": h.category, "bytes": h.num_bytes, "loc": str(h.loc)}
             for h in found.held[:LISTED]
         ],
+        "runtime": cells(_by_runtime(built, found, stages.index(found))),
+        "bank": {
+            "bytes": target.hbm_bytes_per_core * target.cores_per_stack,
+            "cores": target.cores_per_stack,
+        },
         **host_section(built.plan.step, target),
+    }
+
+
+def _by_runtime(built: Built, found: Footprint, stage: int) -> dict[str, int]:
+    """What a core of a stage holds, by the runtime's categories; the sum is what the step reserves
+    and the runtime's own."""
+    own = {program.name for program in built.plan.step.programs if program.stage == stage}
+    constants = sum(p.constant_bytes for name, p in built.programs.items() if name in own)
+    return {
+        "tensors": sum(found.argument_bytes.values()) - constants,
+        "model constants": constants,
+        "shared scratchpad": max(found.arena_bytes.values(), default=0),
+        **reserve_of(built.layout.target),
     }
 
 
@@ -96,6 +116,7 @@ def show(memory: Facts) -> None:
     console.print(_tensors(memory))
     if memory["suggestions"]:
         console.print(_changes(memory["suggestions"]))
+    console.print(_columns(memory))
 
 
 def _timeline(memory: Facts) -> Table:
@@ -122,6 +143,17 @@ def _tensors(memory: Facts) -> Table:
     for row in memory["largest"]:
         where = row["loc"].rpartition("/")[2]
         table.add_row(row["name"], row["category"], size_text(row["bytes"]), where)
+    return table
+
+
+def _columns(memory: Facts) -> Table:
+    """A core in the columns of the runtime's report, and the bank that it shares."""
+    bank = memory["bank"]
+    shared = f" of {bank['cores']} cores" if bank["cores"] > 1 else ""
+    table = terminal.table("column", "bytes", title="as the runtime reports it", right=("bytes",))
+    for name, size in {**memory["runtime"], f"HBM bank{shared}": bank["bytes"]}.items():
+        if size:
+            table.add_row(name, size_text(size))
     return table
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -145,7 +145,9 @@ def _note(machine: Machine, run: Run, status: Status) -> None:
 
     if not run.cores:
         return
-    is_done = status is Status.NRT_SUCCESS
+    is_done, latency_s = status is Status.NRT_SUCCESS, 0.0
+    with suppress(DiagnosticError):  # of a mesh that no network of the machine carries
+        latency_s = run.simulated_s if is_done else 0.0
     machine.note(
         Execution(
             ended_s=time.time(),
@@ -153,7 +155,7 @@ def _note(machine: Machine, run: Run, status: Status) -> None:
             cores=run.cores,
             model=run.opened.program.name,
             status=int(status),
-            latency_s=run.simulated_s if is_done else 0.0,
+            latency_s=latency_s,
             flops=count(run.opened.program).matmul_flops if is_done else 0,
         )
     )

@@ -149,11 +149,18 @@ class Machine:
             return cores
         number = reading.said(_NUMBER, self.environment)
         assert number is not None
+        count, every = number.value, range(self.target.cores)
+        # Where collectives may lie, if there is such a place: a multiple of their number.
+        for first in range(0, len(every) - count + 1, count):
+            with ExitStack() as trial:
+                if all(self._lock(trial, core) for core in every[first : first + count]):
+                    stack.push(trial.pop_all())
+                    return tuple(every[first : first + count])
         taken: list[int] = []
-        for core in range(self.target.cores):
-            if len(taken) < number.value and self._lock(stack, core):
+        for core in every:
+            if len(taken) < count and self._lock(stack, core):
                 taken.append(core)
-        if len(taken) < number.value:
+        if len(taken) < count:
             raise self._refused(number.name, number.text, "", "", len(taken))
         return tuple(taken)
 
@@ -193,14 +200,14 @@ class Machine:
 
     def bank_of(self, core: int) -> tuple[int, range]:
         """The number of a core's first HBM bank, and the logical cores that share it."""
-        shared = self.target.cores_per_bank
+        shared = self.target.cores_per_stack
         first = core - core % shared
         return first // shared, range(first, first + shared)
 
     @property
     def bank_bytes(self) -> int:
         """HBM that the cores of a bank share."""
-        return self.target.hbm_bytes_per_core * self.target.cores_per_bank
+        return self.target.hbm_bytes_per_core * self.target.cores_per_stack
 
     def _check_bank(self, core: int, loading: Loading) -> None:
         """Refuse what a bank has no room for beside what its other cores hold."""

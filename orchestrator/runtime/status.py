@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
-from shardwright.compiler.diagnostics import DiagnosticError
+from shardwright.compiler.diagnostics import DiagnosticError, UsageError
 
 
 class Status(IntEnum):
@@ -87,7 +87,8 @@ def status_of(error: DiagnosticError) -> Status:
 def with_status(error: DiagnosticError) -> DiagnosticError:
     """The error with its status in the message, where that does not say one."""
     found = error.diagnostic
-    if "NRT_" in found.message:
+    is_typed = isinstance(error, UsageError) and error.code not in _OF_CODES
+    if is_typed or "NRT_" in found.message:
         return error
     text = f"{found.message}; {status_of(error)}"
     made: DiagnosticError = type(error)(found.code, text, found.loc, found.hint)

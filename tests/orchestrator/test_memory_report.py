@@ -61,6 +61,15 @@ def test_the_parts_add_up(memory) -> None:
     assert memory["estimate"]["peak_bytes"] >= memory["peak_bytes"]
 
 
+def test_the_columns_of_the_runtime_sum_to_all_that_is_reserved(memory) -> None:
+    columns = dict(memory["runtime"])
+    total = columns.pop("TOTAL")
+    assert total == sum(columns.values()) == memory["peak_bytes"] + memory["reserve_bytes"]
+    assert columns["Model Code"] == 96 * 10**6
+    assert columns["Shared Scratchpad"] == max(memory["arena_bytes"].values())
+    assert memory["bank"] == {"bytes": 16 * 2**30, "cores": 1}
+
+
 def test_the_timeline_goes_through_every_program_with_layers_once(memory) -> None:
     rows = memory["timeline"]
     assert list(dict.fromkeys(r["program"] for r in rows)) == ["forward", "backward", "update"]
@@ -131,6 +140,7 @@ def test_the_screen_shows_time_tensors_and_changes(words, capsys) -> None:
     assert "bytes in use over the step" in text and "backward.loop" in text
     assert "largest tensors at the peak" in text and "decoder.py:" in text
     assert "strategy.remat=full" in text
+    assert "as the runtime reports it" in text and "Model Code" in text and "HBM bank" in text
     lines = text[text.index("largest tensors") :].splitlines()
     at = next(n for n, line in enumerate(lines) if "bytes" in line)
     header, rows = lines[at], lines[at + 1 : at + 8]

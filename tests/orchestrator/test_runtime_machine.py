@@ -80,6 +80,8 @@ def test_a_core_belongs_to_one_process_until_it_ends(folder: Path) -> None:
             pass
         with machine(folder, **{NUMBER: "2"}).held(loading(ranks=2)) as free:
             assert free == (0, 1)
+            with machine(folder, **{NUMBER: "2"}).held(loading(ranks=2)) as next_to:
+                assert next_to == (4, 5)
     with second.held(loading()) as cores:
         assert cores == (3,)
     assert not second.holders()
@@ -172,6 +174,8 @@ def test_statuses_are_those_of_the_runtime() -> None:
     made = with_status(SimulationError("SW_SIM_INDEX", "outside"))
     assert made.diagnostic.message == "outside; NRT_EXEC_OOB (1006)"
     assert isinstance(made, SimulationError) and with_status(made) is made
+    typed = UsageError("SW_NETWORK", "too many ranks")
+    assert with_status(typed) is typed
     assert status_of(LoadError("SW_NEFF_MAGIC", "")) is Status.NRT_INVALID
     assert status_of(SimulationError("SW_L1_KERNEL", "")) is Status.NRT_EXEC_COMPLETED_WITH_ERR
 
