@@ -26,9 +26,7 @@ class FactorKind(enum.Enum):
     COMBINED = "parts of the operands give results that combine to the whole"
     LOOKED_UP = "indices pick along it: of a part, those elements that it has"
     REPEATED = "the result is the same all along it, or follows from where it is"
-    GROUPED = (
-        "the dims have the same groups: some groups of the operands give those of the results"
-    )
+    GROUPED = "the dims have the same groups: some groups of the operands give those of the results"
     LINKED = "the dims correspond, but no part of one gives a part of the other"
 
 
