@@ -36,7 +36,7 @@ File = TypeVar("File", bound=Path | None)
 _FLAGS = {
     "recipe": (
         "model.recipe",
-        "a published run as the job: model, layout, batches, software (docs/validation.md)",
+        "a published run, layout or service as the job (docs/validation.md)",
     ),
     "strategy": ("strategy.name", "distribution strategy"),
     "target": ("cluster.target", "instance type or family, or a JSON file"),

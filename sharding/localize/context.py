@@ -244,7 +244,7 @@ _WHY = {
     Kind.PART: "it takes a part",
     Kind.JOIN: "something is put beside it",
     Kind.UPDATE: "a part of it is replaced",
-    Kind.CONTRACTION: "windows slide along it, or groups split it",
+    Kind.CONTRACTION: "windows slide along it",
     Kind.WINDOW: "windows slide along it",
     Kind.SORT: "it is sorted",
 }

@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 
 from shardwright.compiler.machine.target import facts_of, load_target, target_names
+from tests.support.cells import long_in_matrix
 from tests.support.console import NEEDED, PAGES, ROOT, masked, replayed
 
 CONSOLE = re.compile(r"^```console\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.matrix
+RARE = ("docs/unet.md",)
+"""It trains what tests of image models train too."""
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", long_in_matrix(PAGES, {*PAGES} - {*RARE}, RARE))
 def test_a_page_is_what_its_commands_print(name: str) -> None:
     """In a folder like the one it was written in: paths wrap where they are long."""
     if name in NEEDED:

@@ -32,17 +32,14 @@ from tests.support.cells import long_in_matrix
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 QUICK = "vit-base-1n"
-OFTEN = ("llama2-13b-nxd-32n-pp4",)
-"""With pipeline stages, which the quick one has not."""
 RUNS = [name for name in recipe_names() if isinstance(recipe(name), PublishedRun)]
 SERVED = [name for name in recipe_names() if isinstance(recipe(name), Served)]
 LAYOUTS = [name for name in recipe_names() if name not in (*RUNS, *SERVED)]
-RARE = {*RUNS} - {QUICK, *OFTEN}
 SHORT = ("gpt3-6.7b-nemo-1n", "llama-3b-nemo-1n", "llama2-7b-nemo-4n")
 """Without pipeline stages, which make a plan minutes long where micro-batches are many."""
 
 
-@pytest.mark.parametrize("name", long_in_matrix(RUNS, OFTEN, RARE))
+@pytest.mark.parametrize("name", long_in_matrix(RUNS, (QUICK,), {*RUNS} - {QUICK}))
 def test_plan_is_validate_to_the_picosecond(name: str) -> None:
     run = trained_recipe(name)
     job = load(None, [f"model.recipe={name}"])

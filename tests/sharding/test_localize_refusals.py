@@ -61,7 +61,7 @@ def at(dim: int, axes: tuple[str, ...] = S, rank: int = 4) -> tuple[tuple[str, .
 
 
 TIED = "dim . of .* and dim . of .* sharded alike, got"
-WINDOWS, GROUPS = "windows slide along it", "windows slide along it, or groups split it"
+WINDOWS = "windows slide along it"
 RULES |= {
     "convolution": (
         convolved(),
@@ -83,16 +83,16 @@ RULES |= {
         convolved(groups=2),
         {"x": at(0), "y": at(0)},
         [
-            ({"x": (S, N, N, R)}, DIM, f"dim 3 whole on every core \\({GROUPS}"),
-            ({"w": at(2)}, DIM, f"dim 2 whole on every core \\({GROUPS}"),
-            ({"w": at(3)}, DIM, GROUPS),
-            ({"y": (S, N, N, R)}, DIM, GROUPS),
+            ({"x": (S, N, N, R)}, DIM, "dim 3 whole on every core \\(2 groups split it"),
+            ({"w": at(2)}, AXES, "dim 3 of operand 0 and dim 2 of operand 1 sharded alike"),
+            ({"w": at(3)}, AXES, "dim 3 of operand 1 and dim 3 of the result sharded alike"),
+            ({"y": (S, N, N, R)}, AXES, "dim 3 of operand 1 and dim 3 of the result"),
         ],
     ),
     "convolution in groups of the batch": (
         convolved(batch_groups=2),
         {},
-        [({"x": at(0)}, DIM, f"dim 0 whole on every core \\({GROUPS}")],
+        [({"x": at(0)}, DIM, "dim 0 whole on every core \\(2 groups split it")],
     ),
 }
 

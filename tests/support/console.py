@@ -31,6 +31,7 @@ PAGES = (
     "docs/extending.md",
     "docs/what-ifs.md",
     "docs/inference.md",
+    "docs/unet.md",
     "docs/trace.md",
     "docs/dumps.md",
     "docs/strategies/context.md",
