@@ -46,7 +46,9 @@ _NOWHERE = "<"  # of code in no file: Python's own machinery of imports, what a 
 _TRACERS = ("capture.py", "state.py", "train_step.py")
 _CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in _TRACERS}
 _MODELS = "orchestrator/models/"  # below the root; their code counts as the user's
-_ROWS = tuple(os.path.join(_PACKAGE, "frontend", name, "") for name in ("pytorch", "onnx"))
+_ROWS = tuple(
+    os.path.join(_PACKAGE, "frontend", name, "") for name in ("pytorch", "graphs", "onnx", "mxnet")
+)
 """Functions that stand for operators of others: below them is the code that called the operator.
 """
 

@@ -136,9 +136,9 @@ _NEURONX: tuple[Flag, ...] = (
     _command(
         "framework",
         Kind.CHOICE,
-        "form of the model, which is found by its content (PYTORCH and ONNX are ours)",
+        "form of the model, which is found by its content (MXNET and ONNX are neuron-cc's)",
         _CLI,
-        values=("xla", "pytorch", "onnx"),
+        values=("xla", "pytorch", "onnx", "mxnet"),
         default="xla",
     ),
     _command(
@@ -159,7 +159,7 @@ _NEURONX: tuple[Flag, ...] = (
     _command(
         "input-shape",
         Kind.TEXT,
-        "sizes of dims that an ONNX model leaves open, batch=4, or of all dims of an input,"
+        "sizes of dims that an ONNX or MXNet model leaves open, batch=4, or of all of an input,"
         " x=4x3x8x8, with commas between them",
         "ours",
     ),

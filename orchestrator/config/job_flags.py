@@ -109,7 +109,7 @@ def add_job_flags(parser: argparse.ArgumentParser, own: Sequence[str] = ()) -> N
     parser.add_argument(
         "--model",
         help="config.json or its folder, module:function, file.py:function, a lowered step (.hlo,"
-        f" .mlir, ...), an ONNX model, or a preset: {preset_list()}",
+        f" .mlir, ...), an ONNX or MXNet model, or a preset: {preset_list()}",
     )
     parser.add_argument(
         "--mesh",
@@ -249,6 +249,7 @@ def changed_keys(name: str, value: str) -> config.Keys:
 
 
 ENDINGS = {
+    "mxnet": ("-symbol.json",),
     "config": (".json",),
     "hlo": (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin", ".pt2"),
     "onnx": (".onnx",),
@@ -318,7 +319,7 @@ def as_words(args: argparse.Namespace, folder: Path) -> list[str]:
     """Words that say the same as the flags of `args` to a command that is given elsewhere: the
     file of a model is named from `folder`, where the job file lies."""
     given = _given(args)
-    for key in ("model.config", "model.hlo", "model.onnx"):
+    for key in ("model.config", "model.hlo", "model.onnx", "model.mxnet"):
         if given.get(key) and not is_text(given[key]):
             given[key] = os.path.relpath(given[key], folder)
     if os.path.isabs(entry := given.get("model.entry") or ""):

@@ -1,5 +1,5 @@
 """The training task a job names: a preset, a Hugging Face `config.json`, the user's own
-function, a lowered step, or an ONNX model."""
+function, a lowered step, or a model of ONNX or MXNet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardwright.orchestrator.validation.recipes import recipe
 if TYPE_CHECKING:
     from shardwright.orchestrator.models.adapters import Lora
 
-MODELS = ("preset", "config", "entry", "hlo", "onnx", "recipe")
+MODELS = ("preset", "config", "entry", "hlo", "onnx", "mxnet", "recipe")
 """The keys of `[model]` that name one."""
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 _CONFIG_TYPES = {"bfloat16": "bfloat16", "float16": "bfloat16"}
@@ -53,7 +53,7 @@ def resolve_task(job: JobConfig) -> TrainTask:
         raise UsageError(
             "SW_MODEL_SETTING",
             f"model.generator = {model.generator!r} requires a step of your own (model.entry), got"
-            f" {model.preset or model.config or model.hlo or model.onnx or model.recipe}",
+            f" {model.preset or model.config or model.hlo or model.graph or model.recipe}",
             hint="leave the setting out: presets and configs draw nothing, and lowered steps and"
             " recipes say themselves what draws",
         )
@@ -144,8 +144,8 @@ def _ours(job: JobConfig) -> TrainTask:
 
         _refuse_settings(job, "lowered", ("model.seq_len",))
         return module_task(model_path(job), model.seq_len)
-    if model.onnx:
-        return _of_onnx(job)
+    if model.graph:
+        return _of_graph(job)
     if model.preset:
         return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
     from shardwright.orchestrator.models.config_task import train_task
@@ -156,18 +156,19 @@ def _ours(job: JobConfig) -> TrainTask:
     return _of_file(job, made)
 
 
-def _of_onnx(job: JobConfig) -> TrainTask:
-    """The task of an ONNX model, with the optimizer of the job. Raises UsageError."""
-    from shardwright.compiler.frontend.onnx.training import train_task
+def _of_graph(job: JobConfig) -> TrainTask:
+    """The task of a model of operators, with the optimizer of the job. Raises UsageError."""
+    from shardwright.compiler.frontend.graphs.training import train_task
     from shardwright.orchestrator.models.blocks import make_optimizer
 
     model, path = job.model, model_path(job)
-    _refuse_settings(job, "an ONNX model", ("model.optimizer", "model.learning_rate", "model.clip"))
+    key, what = ("onnx", "an ONNX model") if model.onnx else ("mxnet", "an MXNet model")
+    _refuse_settings(job, what, ("model.optimizer", "model.learning_rate", "model.clip"))
     try:
         data = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise UsageError(
-            "SW_MODEL", f"model.onnx: cannot read {path}: {error.strerror or error}"
+            "SW_MODEL", f"model.{key}: cannot read {path}: {error.strerror or error}"
         ) from error
     transformation = make_optimizer(model.optimizer, model.learning_rate, model.clip)
     return train_task(path, data, model.loss, transformation, model.input_shape)
@@ -212,14 +213,14 @@ def own_settings(job: JobConfig) -> Keys:
 def _refuse_settings(job: JobConfig, what: str, obeyed: Sequence[str]) -> None:
     """Refuse what a step that is `what` cannot obey. Raises UsageError."""
     instead = "take a preset or a config"
-    if job.model.hlo or job.model.onnx:
+    if job.model.hlo or job.model.graph:
         instead = "lower the step again with it" if job.model.hlo else "export the model with it"
     for key, value in own_settings(job).items():
         if key not in obeyed:
             raise UsageError(
                 "SW_MODEL_SETTING",
                 f"{key} = {value!r} requires a step that is built here, got"
-                f" {job.model.hlo or job.model.onnx or job.model.recipe}, which is {what}",
+                f" {job.model.hlo or job.model.graph or job.model.recipe}, which is {what}",
                 hint=f"leave the setting out, or {instead}",
             )
 
@@ -320,17 +321,19 @@ def source_files(job: JobConfig) -> Iterable[Path]:
     if job.model.config:
         model_config(job)  # which says what is wrong with it
         return [] if is_text(job.model.config) else [model_path(job)]
-    is_one = bool(job.model.hlo or job.model.onnx)
+    is_one = bool(job.model.hlo or job.model.graph)
     if is_one and model_path(job).is_file():  # else the task says what is wrong
-        return [model_path(job), *(_beside_onnx(model_path(job)) if job.model.onnx else ())]
+        return [model_path(job), *(_beside(model_path(job)) if job.model.graph else ())]
     return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []
 
 
-def _beside_onnx(path: Path) -> Iterator[Path]:
-    """Files with weights of an ONNX model."""
-    from shardwright.compiler.frontend.onnx.model import files_beside
+def _beside(path: Path) -> Iterator[Path]:
+    """Files with weights of a model of operators."""
+    from shardwright.compiler.frontend.graphs.forms import form_of
 
-    found = files_beside(path.read_bytes(), path.parent)
+    data = path.read_bytes()
+    form = form_of(data)
+    found = form.beside(data, path) if form is not None else ()
     return (file for file in found if file.is_file())  # else reading the model says so
 
 

@@ -29,8 +29,8 @@ def model_config(job: JobConfig) -> dict[str, Any]:
 
 
 def model_path(job: JobConfig) -> Path:
-    """The file of `model.config`, `model.hlo` or `model.onnx`, relative to the job."""
-    return Path(job.base) / (job.model.config or job.model.hlo or job.model.onnx)
+    """The file of `model.config`, `model.hlo` or `model.graph`, relative to the job."""
+    return Path(job.base) / (job.model.config or job.model.hlo or job.model.graph)
 
 
 def read_config(path: Path) -> dict[str, Any]:

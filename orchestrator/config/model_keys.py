@@ -27,7 +27,8 @@ def _read_names(value: Any) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `onnx`, `recipe`."""
+    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `onnx`, `mxnet`,
+    `recipe`."""
 
     preset: str = named("", preset_names)
     """Name of a published architecture (`llama2-70b`)."""
@@ -48,6 +49,11 @@ class ModelConfig:
     onnx: str = ""
     """Path of an ONNX model, relative to the job file: its floating-point initializers are
     parameters, and `loss` says what its results are trained for (docs/onnx.md)."""
+
+    mxnet: str = ""
+    """Path of an MXNet symbol (`model-symbol.json`), relative to the job file, beside which the
+    file of its parameters lies: they are trained for the symbol's own losses, or for `loss`
+    (docs/mxnet.md)."""
 
     recipe: str = named("", recipe_names)
     """Name of a published run: its model, and its layout, batches and software where nothing else
@@ -75,12 +81,12 @@ class ModelConfig:
     keep their residual alone. 0: as many as choose it, no row is dropped."""
 
     loss: str = ""
-    """What an ONNX model is trained for: cross_entropy or mse of its first result and a target, or
-    the name of a result that is one number."""
+    """What an ONNX or MXNet model is trained for: cross_entropy or mse of its first result and a
+    target, or the name of a result that is one number; empty: the losses of an MXNet symbol."""
 
     input_shape: str = ""
-    """Sizes of dims that an ONNX model leaves open beside its samples: `seq=128`, or of all dims of
-    an input, `x=4x3x8x8`, with commas between them."""
+    """Sizes of dims that an ONNX or MXNet model leaves open beside its samples: `seq=128`, or of
+    all dims of an input, `x=4x3x8x8`, with commas between them; `?` in front are the samples."""
 
     lora_r: int = limited(0, 0, MOST)
     """Rank of low-rank adapters (LoRA), which are trained in place of the model; 0: none, the model
@@ -103,6 +109,11 @@ class ModelConfig:
     """What draws random numbers of your own step (`entry`) where its code names no generator. auto:
     jax's own choice, Threefry unless JAX_DEFAULT_PRNG_IMPL says otherwise; rbg is the machine's
     generator, with other numbers of the same distributions."""
+
+    @property
+    def graph(self) -> str:
+        """Path of a model of another framework that is a graph of operators."""
+        return self.onnx or self.mxnet
 
 
 NO_MODEL = ModelConfig()

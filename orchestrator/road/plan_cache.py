@@ -170,7 +170,7 @@ def _common_parts(job: JobConfig) -> KeyParts:
         f"{t}.{k}": json.dumps(value) for t, keys in tables.items() for k, value in keys.items()
     }
     model = job.model
-    if model.entry or model.hlo or model.onnx:  # which obey or refuse what is said, also the usual
+    if model.entry or model.hlo or model.graph:  # which obey or refuse what is said, also the usual
         parts["settings"] = json.dumps(own_settings(job))
     parts["target"] = f"{job.cluster.target} {load_target(job.cluster.target).digest}"
     parts |= {f"sources {name}": source_digest((name,)) for name in PACKAGES}

@@ -47,7 +47,7 @@ def _check_model(job: JobConfig, is_here: bool) -> None:
     if is_text(model.config):
         model_config(job)
         return
-    given = model.config or model.hlo or model.onnx
+    given = model.config or model.hlo or model.graph
     path = model_path(job) if given else None
     if path is None or (not is_here and _may_be_there(given)):
         return
@@ -55,7 +55,7 @@ def _check_model(job: JobConfig, is_here: bool) -> None:
         read_config(path)
     elif not path.is_file():
         missing = os.strerror(errno.ENOENT)
-        key = "hlo" if model.hlo else "onnx"
+        key = next(key for key in ("hlo", "onnx", "mxnet") if getattr(model, key))
         raise UsageError("SW_MODEL", f"model.{key}: cannot read {path}: {missing}")
 
 

@@ -111,7 +111,7 @@ def _sent_from(folder: Path, words: Sequence[str], environment: Mapping[str, str
 
 def _check(job: JobConfig, folder: Path, compile_only: bool) -> None:
     """Refuse what `run` would refuse in a copy of `folder`, and what would not be in it."""
-    given = job.model.config or job.model.hlo or job.model.onnx
+    given = job.model.config or job.model.hlo or job.model.graph
     if given and not os.path.isabs(given) and not is_text(given):
         _inside(model_path(job), folder)
     check_usage(job, has_values=not compile_only, copied=folder)
