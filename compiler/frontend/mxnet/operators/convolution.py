@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from shardwright.compiler.frontend.graphs.errors import unfit
 from shardwright.compiler.frontend.graphs.table import Call
-from shardwright.compiler.frontend.graphs.windows import Pads, convolved_back, pooled
+from shardwright.compiler.frontend.graphs.windows import Pads, convolved, convolved_back, pooled
 from shardwright.compiler.frontend.mxnet.operators.registry import MXNET, whole_numbers
 
 _LAYOUTS = ("NCW", "NCHW", "NCDHW")
@@ -46,13 +46,14 @@ def _convolution(call: Call, x: Any, weight: Any, bias: Any = None) -> Any:
     if weight.shape[2:] != kernel:
         raise unfit(f"a weight of {list(kernel)}", str(list(weight.shape)))
     pads = _spatial(call, "pad", count, 0)
-    y = jax.lax.conv_general_dilated(
+    y = convolved(
         x,
         weight,
         _spatial(call, "stride", count),
         [(pad, pad) for pad in pads],
-        rhs_dilation=_spatial(call, "dilate", count),
-        feature_group_count=call.integer("num_group", 1),
+        _spatial(call, "dilate", count),
+        call.integer("num_group", 1),
+        is_trained=call.training is not None,
     )
     return _with_bias(call, y, None if call.flag("no_bias") else bias)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from shardwright.compiler.frontend.graphs.errors import unfit
 from shardwright.compiler.frontend.graphs.table import Call
-from shardwright.compiler.frontend.graphs.windows import Pads, convolved_back, pooled
+from shardwright.compiler.frontend.graphs.windows import Pads, convolved, convolved_back, pooled
 from shardwright.compiler.frontend.onnx.operators.quantization import dequantized, quantized
 from shardwright.compiler.frontend.onnx.operators.registry import ONNX
 
@@ -59,13 +59,14 @@ def _convolved(call: Call, x: Any, weight: Any) -> Any:
     count = x.ndim - 2
     strides, dilations = (_spatial(call, name, count) for name in ("strides", "dilations"))
     pads = _pads(call, x.shape[2:], weight.shape[2:], strides, dilations)
-    return jax.lax.conv_general_dilated(
+    return convolved(
         jnp.asarray(x),
         jnp.asarray(weight),
         strides,
         pads,
-        rhs_dilation=dilations,
-        feature_group_count=call.integer("group", 1),
+        dilations,
+        call.integer("group", 1),
+        is_trained=call.training is not None,
     )
 
 
