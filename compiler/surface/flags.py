@@ -249,6 +249,15 @@ _NEURONX: tuple[Flag, ...] = (
         compiler=NEURON_CC,
         foreign=Effect.RECORDED,
     ),
+    _command(
+        "minimum-segment-size",
+        Kind.INTEGER,
+        "operators that a part of the model between operators on the CPU needs to run on cores",
+        "minimum_segment_size of torch-neuron and tensorflow-neuron",
+        default=1,
+        compiler=NEURON_CC,
+        foreign=Effect.RECORDED,
+    ),
     Flag(
         name="num-neuroncores",
         kind=Kind.INTEGER,

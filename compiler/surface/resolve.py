@@ -77,6 +77,7 @@ class Command:
     no_cache: bool
     retry_failed_compilation: bool
     pipeline_cores: int
+    minimum_segment_size: int
     io_config: str
 
 
@@ -364,6 +365,7 @@ def _refused(item: Given, required: str) -> UsageError:
 _AS_GIVEN = (
     *("hypothetical", "output", "logfile", "strategy", "fast_loading", "fast_context_switch"),
     *("no_cache", "retry_failed_compilation", "pipeline_cores"),
+    "minimum_segment_size",
 )
 """Settings of the command that need no reading, by field."""
 

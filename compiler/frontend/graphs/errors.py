@@ -66,7 +66,10 @@ def at_node(model: Model, node: Node) -> Iterator[None]:
         raise type(error)(d.code, f"{scope}: {d.message}", loc, d.hint or hint) from error
     except NotImplementedError as error:
         raise ImportRuleError(
-            "SW_MODEL_OPERATOR", f"{scope}: requires a form with a row, got {error}", loc
+            "SW_MODEL_OPERATOR",
+            f"{scope}: requires a form with a row, got {error}",
+            loc,
+            f"export the model with other operators ({model.form.page} lists the rows)",
         ) from error
     except (TypeError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
