@@ -82,18 +82,17 @@ def _weights(
 
 @MXNET.row("RNN", has_own_type=True)
 def _rnn(call: Call, x: Any, flat: Any, state: Any, memory: Any = None) -> Any:
-    """Y [T, B, D x H], then each last state [L x D, B, H]. A state of no samples is zeros: so old
-    releases write one that takes any number."""
+    """Y [T, B, D x H], then each last state [L x D, B, H]. A state of one sample is one of all."""
     if call.node.attributes.get("projection_size") or call.flag("use_sequence_length"):
         raise NotImplementedError("projection_size, or use_sequence_length")
     cell, gates, count = _CELLS[call.one_of("mode", "", *_CELLS)]
     pairs = _weights(call, flat, x.shape[2], gates)
     ways, hidden = 1 + call.flag("bidirectional"), call.integer("state_size")
     whole = (len(pairs), x.shape[1], hidden)
-    states = []
-    for given in (state, memory)[:count]:
-        is_open = given is None or not given.size
-        states.append(jnp.zeros(whole, x.dtype) if is_open else jnp.broadcast_to(given, whole))
+    given = (state, memory)[:count]
+    if any(each is None for each in given):
+        raise unfit(f"{count} states", "fewer")
+    states = [jnp.broadcast_to(each, whole) for each in given]
     last: list[tuple[Any, ...]] = []
     for layer in range(len(pairs) // ways):
         outputs = []

@@ -310,7 +310,8 @@ def _diag(call: Call, x: Any) -> Any:
 
 def _filled(value: float) -> Callable[..., Any]:
     def row(call: Call) -> Any:
-        shape = whole_numbers(call, "shape") or ()
+        """A dim of 0 is not said: as 1, it becomes what it stands beside."""
+        shape = tuple(dim or 1 for dim in whole_numbers(call, "shape") or ())
         dtype = dtype_of(call, "dtype", np.float32)
         return call.library(shape).full(shape, call.number("value", value), dtype)
 

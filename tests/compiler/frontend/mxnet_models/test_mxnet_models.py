@@ -28,6 +28,7 @@ from shardwright.sharding.partition.mesh import make_mesh
 from tests.fixtures.mxnet_models import MODELS, RATE, SAMPLES, stored
 from tests.support.compiled import levels_of, link
 from tests.support.model_files import compile_line
+from tests.support.mxnet_json import operator, symbol, variable
 from tests.support.reference_ranks import ReferenceRanks
 from tests.support.road import fsdp_plan, split_batch
 from tests.test_error_triggers import InProcess
@@ -123,6 +124,18 @@ def test_another_loss_is_of_the_first_result() -> None:
     assert set(made.batch(8)) == {"data", "length", "target"}
     with pytest.raises(UsageError, match=r"SW_MODEL_LOSS.*got mean"):
         task("bert", "mean")
+
+
+def test_states_take_any_number_of_samples() -> None:
+    """As unrolled cells write them: zeros of a dim that is not said."""
+    rows = (
+        variable("data"),
+        operator("_zeros", "begin", shape="(0, 3)"),
+        operator("elemwise_add", "both", 0, 1),
+    )
+    made = Program.read(symbol(*rows).encode())
+    given = np.ones((5, 3), np.float32)
+    np.testing.assert_array_equal(made({}, {"data": given})["both_output"], given)
 
 
 def test_samples_are_indices_and_classes_that_there_are() -> None:
