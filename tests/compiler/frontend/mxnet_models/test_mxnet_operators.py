@@ -17,7 +17,7 @@ from shardwright.compiler.frontend.graphs.types import computed_type
 from shardwright.compiler.frontend.mxnet.operators import MXNET
 from shardwright.compiler.frontend.mxnet.symbol import read_model
 from tests.compiler.frontend.mxnet_models.mxnet_cases import Case, cases, losses
-from tests.fixtures.mxnet_models import FOLDER, unpacked
+from tests.fixtures.mxnet_models import FOLDER, titles_of, unpacked
 from tests.support.mxnet_json import of_node
 
 KINDS = sorted({case.operator for case in cases()})
@@ -93,6 +93,13 @@ def test_gradient_of_a_head(number: int) -> None:
     """What a head adds to the loss has the gradient that MXNet gives it."""
     case, (right,) = losses()[number], kept("losses")[number]
     check_equal(loss_gradient(case), right, 2e-6)
+
+
+@pytest.mark.parametrize(("name", "every"), [("operators", cases), ("losses", losses)])
+def test_numbers_are_those_of_the_cases(name: str, every: Any) -> None:
+    """In their order: one that moved asks for `python -m tests.fixtures.mxnet_models`."""
+    with np.load(FOLDER / f"{name}.npz") as found:
+        np.testing.assert_array_equal(found["titles"], titles_of(every()))
 
 
 def test_every_row_has_a_case() -> None:
