@@ -90,7 +90,7 @@ docs: setup ## write the generated pages of docs/
 	$(BIN)/python -m tests.support.flag_page
 	$(BIN)/python -m tests.support.timeline_page
 	$(BIN)/python -m tests.support.environment_page
-	$(BIN)/python -m tests.support.onnx_page
+	$(BIN)/python -m tests.support.graph_pages
 	$(BIN)/python -m tests.support.models_page
 
 statements: setup ## run every statement of the vendor's documents and write their page (a quarter of an hour)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shardwright.compiler.frontend.graphs.forms import NAMES
 from shardwright.compiler.frontend.user_code import told
 from shardwright.compiler.machine.target import FIRST_TARGET, machine_name
 from shardwright.orchestrator.cache import commands as cache
@@ -48,6 +49,7 @@ from shardwright.orchestrator.triton import commands as triton
 from shardwright.orchestrator.values import commands as values
 from shardwright.orchestrator.whatif import commands as whatif
 
+_FRAMEWORKS = ("xla", *map(str.lower, NAMES))
 _DEBUG = "--debug"  # in front of a verb
 
 
@@ -176,7 +178,7 @@ def _parser() -> Parser:
 
 def _table_parsers(verbs: Any) -> None:
     operators = verbs.add_parser("list-operators", help="operators a model may contain")
-    operators.add_argument("--framework", type=str.lower, choices=("xla", "onnx"), default="xla")
+    operators.add_argument("--framework", type=str.lower, choices=_FRAMEWORKS, default="xla")
     operators.add_argument(
         "--compiler-version-profile", default="own", help="those of a neuronx-cc release"
     )
@@ -185,6 +187,13 @@ def _table_parsers(verbs: Any) -> None:
     alias = verbs.add_parser("alias", help="neuronx-cc and neuron_parallel_compile by their names")
     alias.add_argument("folder", type=Path, metavar="DIR", help="where their scripts are written")
     alias.set_defaults(verb=lazily("commands.alias", "run", "folder"))
+    check = verbs.add_parser(
+        "check-model", help="count the operators of model files that are supported, by type"
+    )
+    check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="XLA, ONNX or MXNet")
+    check.add_argument("--target", default=FIRST_TARGET, help="for its compiler")
+    check.json_flag()
+    check.set_defaults(verb=lazily("commands.check_model", "run", "files", "target", "json"))
     errors = verbs.add_parser("errors", help="what an error code means and what to do")
     errors.add_argument("code", nargs="?", default="", help="for example NCC_EVRF035")
     errors.json_flag()
@@ -434,14 +443,14 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _list_operators(args: argparse.Namespace) -> int:
-    from shardwright.compiler.frontend.coverage import onnx_names, operator_names
+    from shardwright.compiler.frontend.coverage import framework_names, operator_names
     from shardwright.compiler.surface.releases import profile
     from shardwright.compiler.surface.resolve import find_target
 
-    if args.framework == "onnx":
-        names = onnx_names()
+    compiler = find_target(args.target).core.compiler
+    if args.framework != "xla":
+        names = framework_names(args.framework, compiler)
     else:
-        compiler = find_target(args.target).core.compiler
         names = operator_names(profile(args.compiler_version_profile), compiler)
     say("\n".join(names))
     return 0

@@ -7,9 +7,11 @@ refuse. Nothing is declared twice: a new rule shows here, in `list-operators` an
 
 from __future__ import annotations
 
+from shardwright.compiler.frontend.graphs.forms import FORMS
 from shardwright.compiler.frontend.rules import RULES
 from shardwright.compiler.frontend.rules.registry import REFUSALS
 from shardwright.compiler.machine.target import NEURON_CC, NEURONX_CC
+from shardwright.compiler.surface.framework_operators import LISTED
 from shardwright.compiler.surface.operators import (
     DOCUMENTED,
     NEURON_CC_LISTED,
@@ -37,8 +39,11 @@ def operator_names(profile: Profile, compiler: str = NEURONX_CC) -> list[str]:
     return [row.name for row in rows if profile.at_least(row.since) and is_supported(row)]
 
 
-def onnx_names() -> list[str]:
-    """ONNX's operators that have rows, whatever the release: none documents such models."""
-    from shardwright.compiler.frontend.onnx.operators import ONNX
-
-    return list(dict.fromkeys(row.operator for row in ONNX))
+def framework_names(framework: str, compiler: str = NEURONX_CC) -> list[str]:
+    """A framework's operators that have rows, whatever the release: none documents such models. Of
+    neuron-cc those that it lists."""
+    table = next(row for row in FORMS if row.form.name.lower() == framework)
+    held = dict.fromkeys(row.operator for row in table.operators())
+    if compiler == NEURON_CC:
+        return sorted(name for name in LISTED[framework] if name in held)
+    return list(held)

@@ -3,8 +3,8 @@ content.
 
 Known forms: HLO module proto (also inside of an `HloProto`), HLO text, StableHLO text, MLIR
 bytecode, portable StableHLO artifact, what `jax.export` serialises, programs that
-`torch.export.save` wrote, ONNX models, and programs that were traced of TensorFlow. File names do
-not count.
+`torch.export.save` wrote, graphs of operators of other frameworks (`graphs/forms.py`), and programs
+that were traced of TensorFlow. File names do not count.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiler.diagnostics import ImportRuleError, UsageError
 from shardwright.compiler.frontend.context import BYTECODE, is_portable
+from shardwright.compiler.frontend.graphs.forms import NAMES, form_of
 from shardwright.compiler.frontend.hlo import hlo_to_stablehlo
 from shardwright.compiler.frontend.locations import MODULE_FILE
-from shardwright.compiler.frontend.onnx.start import is_model
 from shardwright.compiler.frontend.pytorch import archive
 from shardwright.compiler.frontend.stablehlo import NO_FACTS, Check, Facts, import_partition
 from shardwright.compiler.frontend.tensorflow.start import is_program
 from shardwright.compiler.ir.types import Graph
 
+_LISTED = " or ".join(NAMES)
 _NESTED_MESSAGE = 0x0A  # the first field of an HloProto is a message, of an HloModuleProto a name
 
 
@@ -40,10 +41,10 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How a file is read: `as_step` the training step of a program of torch's; of an ONNX model
-    `file` is its path, beside which files of its weights lie, and `input_shape` says sizes of dims
-    that it leaves open. `generation` is that of the NeuronCore it is compiled for (none: of any),
-    `fp8_as_e4m3` whether f8E4M3FN is taken as f8E4M3 there.
+    """How a file is read: `as_step` the training step of a program of torch's; of a graph of
+    operators `file` is its path, beside which files of its weights lie, and `input_shape` says
+    sizes of dims that it leaves open. `generation` is that of the NeuronCore it is compiled for
+    (none: of any), `fp8_as_e4m3` whether f8E4M3FN is taken as f8E4M3 there.
     """
 
     as_step: bool = False
@@ -62,11 +63,13 @@ def read_module(data: bytes, asked: Asked = AS_IT_IS) -> Module:
     Raises: ImportRuleError (SW_MODEL_FORM, SW_HLO_PARSE) when it is none of the known forms, or as
     the reader of its form; UsageError for an `input_shape` that it does not take.
     """
-    if is_model(data):
-        from shardwright.compiler.frontend.onnx.program import lowered_file as lowered_onnx
+    form = form_of(data)
+    if form is not None:
+        from shardwright.compiler.frontend.graphs.program import lowered_file as lowered_graph
 
-        found = lowered_onnx(data, asked.file, asked.input_shape)
-        return Module("onnx", found.artifact, NO_FACTS, found.arguments, found.results)
+        found = lowered_graph(data, asked.file, asked.input_shape)
+        name = form.form.name.lower()
+        return Module(name, found.artifact, NO_FACTS, found.arguments, found.results)
     if is_program(data):
         from shardwright.compiler.frontend.tensorflow.program import lowered_file as lowered_traced
 
@@ -74,8 +77,8 @@ def read_module(data: bytes, asked: Asked = AS_IT_IS) -> Module:
         return Module("tensorflow", found.artifact, NO_FACTS, found.arguments, found.results)
     if asked.input_shape:
         raise UsageError(
-            "SW_ONNX_SHAPE",
-            f"--input-shape requires an ONNX model, got {asked.input_shape} for another form",
+            "SW_MODEL_SHAPE",
+            f"--input-shape requires a model of {_LISTED}, got {asked.input_shape} for another",
             hint="other forms have fixed shapes: lower the model with the ones that are meant",
         )
     if archive.is_program(data):
@@ -165,7 +168,7 @@ def _module_proto(data: bytes) -> bytes:
 def _unknown(data: bytes) -> ImportRuleError:
     return ImportRuleError(
         "SW_MODEL_FORM",
-        "a model file requires HLO, StableHLO, jax.export, torch.export or ONNX content, got"
+        f"a model file requires HLO, StableHLO, jax.export, torch.export, {_LISTED} content, got"
         f" {len(data)} bytes that begin with {data[:16]!r}",
         hint="dump the module with --xla_dump_to, or save jax.export(...).serialize(), or"
         " torch.export.save(program, path)",

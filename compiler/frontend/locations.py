@@ -47,7 +47,8 @@ _TRACERS = ("capture.py", "state.py", "train_step.py")
 _CALLERS = {os.path.join(_PACKAGE, "frontend", name) for name in _TRACERS}
 _MODELS = "orchestrator/models/"  # below the root; their code counts as the user's
 _ROWS = tuple(
-    os.path.join(_PACKAGE, "frontend", name, "") for name in ("pytorch", "onnx", "tensorflow")
+    os.path.join(_PACKAGE, "frontend", name, "")
+    for name in ("pytorch", "graphs", "onnx", "mxnet", "tensorflow")
 )
 """Functions that stand for operators of others: below them is the code that called the operator.
 """

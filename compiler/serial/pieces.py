@@ -6,6 +6,7 @@ that they are weights of its core instead of tensors that are handed over.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -98,6 +99,23 @@ def serial_of(
     for op in order:
         places.setdefault((segments[op], core_of.get(op, HOST)), []).append(op)
     return _named(graph, names, list(places.items()), repeated, cores)
+
+
+def whole_parts(graph: Graph, reasons: Mapping[Op, str], minimum: int) -> dict[Op, str]:
+    """The operators that stay on the host, each with why, where parts on cores of fewer operators
+    than a minimum stay there too; what joins around such a part is one part."""
+    found = dict(reasons)
+    while True:
+        segments = _segments(graph, found.keys(), _repeated(graph, found.keys()))
+        sizes = Counter(number for op, number in segments.items() if op not in found)
+        small = {
+            op: f"stands in a part of {sizes[number]}, fewer than --minimum-segment-size {minimum}"
+            for op, number in segments.items()
+            if op not in found and sizes[number] < minimum
+        }
+        if not small:
+            return found
+        found |= small
 
 
 def _repeated(graph: Graph, on_host: Set[Op]) -> dict[Op, None]:

@@ -136,10 +136,10 @@ _NEURONX: tuple[Flag, ...] = (
     _command(
         "framework",
         Kind.CHOICE,
-        "form of the model, which is found by its content (PYTORCH is ours; ONNX and TENSORFLOW are"
-        " those of neuron-cc)",
+        "form of the model, which is found by its content (PYTORCH is ours; MXNET, ONNX and"
+        " TENSORFLOW are those of neuron-cc)",
         _CLI,
-        values=("xla", "pytorch", "onnx", "tensorflow"),
+        values=("xla", "pytorch", "onnx", "mxnet", "tensorflow"),
         default="xla",
     ),
     _command(
@@ -160,8 +160,8 @@ _NEURONX: tuple[Flag, ...] = (
     _command(
         "input-shape",
         Kind.TEXT,
-        "sizes of dims that a model of ONNX or TensorFlow leaves open, batch=4, or of all dims of"
-        " an input, x=4x3x8x8, with commas between them",
+        "sizes of dims that a model of ONNX, MXNet or TensorFlow leaves open, batch=4, or of all"
+        " dims of an input, x=4x3x8x8, with commas between them",
         "ours",
     ),
     _command(
@@ -246,6 +246,15 @@ _NEURONX: tuple[Flag, ...] = (
         "NeuronCores over which the model is spread, as groups of operators one behind the other",
         f"{_CC1}; neuronx-cc removed it in 2.4.0.21",
         field="pipeline_cores",
+        default=1,
+        compiler=NEURON_CC,
+        foreign=Effect.RECORDED,
+    ),
+    _command(
+        "minimum-segment-size",
+        Kind.INTEGER,
+        "operators that a part of the model between operators on the CPU needs to run on cores",
+        "minimum_segment_size of torch-neuron and tensorflow-neuron",
         default=1,
         compiler=NEURON_CC,
         foreign=Effect.RECORDED,

@@ -83,6 +83,7 @@ class Command:
     retry_failed_compilation: bool
     pipeline_cores: int
     num_parallel_jobs: int  # processes that compile functions
+    minimum_segment_size: int
     io_config: str
 
 
@@ -370,6 +371,7 @@ def _refused(item: Given, required: str) -> UsageError:
 _AS_GIVEN = (
     *("hypothetical", "output", "logfile", "strategy", "fast_loading", "fast_context_switch"),
     *("framework", "no_cache", "retry_failed_compilation", "pipeline_cores"),
+    "minimum_segment_size",
 )
 """Settings of the command that need no reading, by field."""
 

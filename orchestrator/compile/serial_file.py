@@ -14,7 +14,7 @@ from shardwright.compiler.ir.build import subgraph
 from shardwright.compiler.ir.types import Graph
 from shardwright.compiler.machine.target import NEURON_CC, Target
 from shardwright.compiler.neff.manifest import MAX_CORE_FILES
-from shardwright.compiler.serial.pieces import Serial, serial_of
+from shardwright.compiler.serial.pieces import Serial, serial_of, whole_parts
 from shardwright.compiler.serial.placement import (
     OperatorRow,
     check_types,
@@ -60,7 +60,7 @@ def placed(
     made = dict(zip(outputs, graph.outputs, strict=True))
     graph = subgraph(graph.inputs, graph.ops, (made[name] for name in chosen), graph.name)
     check_types(graph, target)
-    reasons = host_reasons(graph)
+    reasons = whole_parts(graph, host_reasons(graph), command.minimum_segment_size)
     rows = operator_rows(graph, reasons)
     for finding in host_findings(reasons):
         log.say("warning", finding.render())
@@ -82,7 +82,7 @@ def _check_cores(cores: int, target: Target) -> None:
         )
 
 
-def table_of(rows: Sequence[OperatorRow]) -> list[str]:
+def table_of(rows: Sequence[OperatorRow], where: str = "on NeuronCores") -> list[str]:
     """The table of operators as lines: type, instances, whether cores run them, and the share."""
     total, on_cores = sum(row.instances for row in rows), sum(row.on_cores for row in rows)
     width = max((len(row.name) for row in rows), default=8)
@@ -92,7 +92,7 @@ def table_of(rows: Sequence[OperatorRow]) -> list[str]:
         answer = f"no: {row.why}" if not row.on_cores else answer
         lines.append(f"{row.name:{width}}  {row.instances:9}  {answer}")
     share = 100 * on_cores / max(1, total)
-    return [*lines, f"{on_cores} of {total} operators on NeuronCores ({share:.1f} %)"]
+    return [*lines, f"{on_cores} of {total} operators {where} ({share:.1f} %)"]
 
 
 def _tell(serial: Serial, target: Target, log: CompileLog) -> None:

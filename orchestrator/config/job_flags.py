@@ -112,7 +112,8 @@ def add_job_flags(parser: argparse.ArgumentParser, own: Sequence[str] = ()) -> N
     parser.add_argument(
         "--model",
         help="config.json or its folder, module:function, file.py:function, a lowered step (.hlo,"
-        f" .mlir, ...), an ONNX model, a SavedModel's folder, or a preset: {preset_list()}",
+        " .mlir, ...), an ONNX or MXNet model, a SavedModel's folder, or a preset:"
+        f" {preset_list()}",
     )
     parser.add_argument(
         "--mesh",
@@ -264,6 +265,7 @@ def changed_keys(name: str, value: str) -> config.Keys:
 
 
 ENDINGS = {
+    "mxnet": ("-symbol.json",),
     "config": (".json",),
     "hlo": (".hlo", ".pb", ".txt", ".mlir", ".mlirbc", ".stablehlo", ".bin", ".pt2"),
     "onnx": (".onnx",),

@@ -1,5 +1,5 @@
 """The training task a job names: a preset, a Hugging Face `config.json`, the user's own
-function, a lowered step, or a model of ONNX or TensorFlow."""
+function, a lowered step, or a model of ONNX, MXNet or TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from shardwright.orchestrator.validation.recipes import Served, recipe, trained_
 if TYPE_CHECKING:
     from shardwright.orchestrator.models.adapters import Lora
 
-MODELS = ("preset", "config", "entry", "hlo", "onnx", "tensorflow", "recipe")
+MODELS = ("preset", "config", "entry", "hlo", "onnx", "mxnet", "tensorflow", "recipe")
 """The keys of `[model]` that name one."""
+_GRAPHS = {"onnx": "an ONNX model", "mxnet": "an MXNet model"}
+"""Keys whose files are graphs of operators, and what to call one."""
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 _CONFIG_TYPES = {"bfloat16": "bfloat16", "float16": "bfloat16"}
 """`torch_dtype` of a config -> what its step computes in. Checkpoints in float16 are trained in
@@ -154,8 +156,8 @@ def _ours(job: JobConfig) -> TrainTask:
 
         _refuse_settings(job, "lowered", ("model.seq_len",))
         return module_task(model_path(job), model.seq_len)
-    if model.onnx:
-        return _of_onnx(job)
+    if given_file(model)[0] in _GRAPHS:
+        return _of_graph(job)
     if model.preset:
         return preset_task(model.preset, seq_len=model.seq_len, **_options(job))
     from shardwright.orchestrator.models.config_task import train_task
@@ -166,18 +168,18 @@ def _ours(job: JobConfig) -> TrainTask:
     return _of_file(job, made)
 
 
-def _of_onnx(job: JobConfig) -> TrainTask:
-    """The task of an ONNX model, with the optimizer of the job. Raises UsageError."""
-    from shardwright.compiler.frontend.onnx.training import train_task
+def _of_graph(job: JobConfig) -> TrainTask:
+    """The task of a model of operators, with the optimizer of the job. Raises UsageError."""
+    from shardwright.compiler.frontend.graphs.training import train_task
     from shardwright.orchestrator.models.blocks import make_optimizer
 
-    model, path = job.model, model_path(job)
-    _refuse_settings(job, "an ONNX model", ("model.optimizer", "model.learning_rate", "model.clip"))
+    model, path, key = job.model, model_path(job), given_file(job.model)[0]
+    _refuse_settings(job, _GRAPHS[key], ("model.optimizer", "model.learning_rate", "model.clip"))
     try:
         data = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise UsageError(
-            "SW_MODEL", f"model.onnx: cannot read {path}: {error.strerror or error}"
+            "SW_MODEL", f"model.{key}: cannot read {path}: {error.strerror or error}"
         ) from error
     transformation = make_optimizer(model.optimizer, model.learning_rate, model.clip)
     return train_task(path, data, model.loss, transformation, model.input_shape)
@@ -364,14 +366,16 @@ def source_files(job: JobConfig) -> Iterable[Path]:
     return [path for path in _entry_files(job) if path.is_file()] if job.model.entry else []
 
 
-def _of_onnx_file(path: Path) -> Iterator[Path]:
-    """An ONNX model, and the files with its weights."""
-    from shardwright.compiler.frontend.onnx.model import files_beside
+def _of_operators(path: Path) -> Iterator[Path]:
+    """A model of operators, and the files with its weights."""
+    from shardwright.compiler.frontend.graphs.forms import form_of
 
     if not path.is_file():
         return
     yield path
-    found = files_beside(path.read_bytes(), path.parent)
+    data = path.read_bytes()
+    form = form_of(data)
+    found = form.beside(data, path) if form is not None else ()
     yield from (file for file in found if file.is_file())  # else reading the model says so
 
 
@@ -382,7 +386,10 @@ def _of_folder(path: Path) -> Iterator[Path]:
     return (file for file in found if file.is_file())
 
 
-_BESIDE: Mapping[str, Callable[[Path], Iterable[Path]]] = {"onnx": _of_onnx_file}
+_BESIDE: Mapping[str, Callable[[Path], Iterable[Path]]] = {
+    "onnx": _of_operators,
+    "mxnet": _of_operators,
+}
 """Key of `[model]` -> the files that what it names is made of, where one names others."""
 
 

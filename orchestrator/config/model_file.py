@@ -30,7 +30,7 @@ def model_config(job: JobConfig) -> dict[str, Any]:
     return found
 
 
-FILES = ("config", "hlo", "onnx", "tensorflow")
+FILES = ("config", "hlo", "onnx", "mxnet", "tensorflow")
 """Keys of `[model]` whose value is a path; of `config` it may also be a text."""
 
 

@@ -33,8 +33,8 @@ def _read_names(value: Any) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `onnx`, `tensorflow`,
-    `recipe`."""
+    """What is trained: exactly one of `preset`, `config`, `entry`, `hlo`, `onnx`, `mxnet`,
+    `tensorflow`, `recipe`."""
 
     preset: str = named("", preset_names)
     """Name of a published architecture (`llama2-70b`)."""
@@ -60,6 +60,11 @@ class ModelConfig:
     """Path of a TensorFlow SavedModel (`folder:signature` names one) or a `.keras` file, relative
     to the job file: its trainable variables are parameters, and `loss` says what it is trained for
     (docs/tensorflow.md). A function of a Python file is an `entry`."""
+
+    mxnet: str = ""
+    """Path of an MXNet symbol (`model-symbol.json`), relative to the job file, beside which the
+    file of its parameters lies: they are trained for the symbol's own losses, or for `loss`
+    (docs/mxnet.md)."""
 
     recipe: str = named("", recipe_names)
     """Name of a published run: its model, and its layout, batches and software where nothing else
@@ -90,12 +95,14 @@ class ModelConfig:
     keep their residual alone. 0: as many as choose it, no row is dropped."""
 
     loss: str = ""
-    """What a model of ONNX or TensorFlow is trained for: cross_entropy or mse of its first result
-    and a target, or the name of a result that is one number."""
+    """What a model of ONNX, MXNet or TensorFlow is trained for: cross_entropy or mse of its first
+    result and a target, or the name of a result that is one number; empty: the losses of an MXNet
+    symbol."""
 
     input_shape: str = ""
-    """Sizes of dims that a model of ONNX or TensorFlow leaves open beside its samples: `seq=128`,
-    or of all dims of an input, `x=4x3x8x8`, with commas between them."""
+    """Sizes of dims that a model of ONNX, MXNet or TensorFlow leaves open beside its samples:
+    `seq=128`, or of all dims of an input, `x=4x3x8x8`, with commas between them; `?` in front are
+    the samples."""
 
     lora_r: int = limited(0, 0, MOST)
     """Rank of low-rank adapters (LoRA), which are trained in place of the model; 0: none, the model

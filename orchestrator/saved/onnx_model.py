@@ -14,9 +14,10 @@ from shardwright.compiler.diagnostics import (
     DiagnosticError,
     LoadError,
 )
+from shardwright.compiler.frontend.graphs.graph import Model, Node, Value
 from shardwright.compiler.frontend.locations import named_file
 from shardwright.compiler.frontend.onnx.hosting import Host
-from shardwright.compiler.frontend.onnx.model import Model, Node, Value, read_model
+from shardwright.compiler.frontend.onnx.model import read_model
 from shardwright.compiler.frontend.onnx.saved_form import (
     EXECUTABLE,
     TARGET,

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from shardwright.compiler.diagnostics import Loc, UsageError, did_you_mean
 from shardwright.compiler.frontend.capture import Lowered
+from shardwright.compiler.frontend.graphs.graph import Node
+from shardwright.compiler.frontend.graphs.sizes import Sizes
 from shardwright.compiler.frontend.locations import named_file
+from shardwright.compiler.frontend.onnx.beside import files_beside
 from shardwright.compiler.frontend.onnx.foreseen import Shaped
-from shardwright.compiler.frontend.onnx.model import Node, files_beside
 from shardwright.compiler.frontend.onnx.saved_form import Saving, file_of, is_neff, saved_bytes
-from shardwright.compiler.frontend.onnx.sizes import Sizes
 from shardwright.compiler.frontend.onnx.splitting import Opened, Part, Split, asked
 from shardwright.orchestrator.road.bundling import compiler_version
 from shardwright.orchestrator.saved.asked import Asked

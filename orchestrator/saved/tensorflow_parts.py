@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardwright.compiler.diagnostics import Loc, UsageError
 from shardwright.compiler.frontend.capture import Lowered
-from shardwright.compiler.frontend.onnx.sizes import Sizes
+from shardwright.compiler.frontend.graphs.sizes import Sizes
 from shardwright.compiler.frontend.tensorflow.saved_form import ABOUT, FILE, neff_ops, saved_bytes
 from shardwright.compiler.frontend.tensorflow.splitting import (
     Opened,

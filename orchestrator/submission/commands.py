@@ -21,7 +21,7 @@ from shardwright.orchestrator.config.job_flags import (
 )
 from shardwright.orchestrator.terminal.age import FLAG
 
-COMMANDS = ("collect", "compile", "clean", "clear-locks")
+COMMANDS = ("collect", "compile", "analyze", "clean", "clear-locks")
 
 
 def add_verbs(verbs: Any) -> None:
@@ -36,6 +36,20 @@ def _parallel_compile_parser(verbs: Any) -> None:
     )
     parallel.add_argument(
         "--command", choices=COMMANDS, default="", help="default: collect, then compile"
+    )
+    parallel.add_argument(
+        "--analyze-output",
+        type=Path,
+        default=Path("model_analysis_result"),
+        metavar="DIR",
+        help="where analyze writes result.json",
+    )
+    parallel.add_argument(
+        "--analyze-verbosity",
+        type=int,
+        choices=(1, 2),
+        default=2,
+        help="1: operators that are not supported; 2: all",
     )
     parallel.add_argument("--graphs", type=Path, metavar="DIR", help="graphs; default: ./graphs")
     _cc_flags_flag(parallel, "neuronx-cc's, after NEURON_CC_FLAGS")

@@ -135,7 +135,7 @@ class _Graph:
         with writing(self.neff, "--graphs"):
             self.neff.unlink(missing_ok=True)  # of an earlier compilation
         log = self._log = FileLog(self.folder / LOG)
-        data, about = _read(self.folder)
+        data, about = read_graph(self.folder)
         self.name = about["name"]
         file = Path(f"{self.name}.stablehlo")
         resolved = self._resolved
@@ -247,7 +247,8 @@ def clean(directory: Path) -> int:
     return len(folders)
 
 
-def _read(folder: Path) -> tuple[bytes, dict[str, Any]]:
+def read_graph(folder: Path) -> tuple[bytes, dict[str, Any]]:
+    """The artifact of a folder, and what it is. Raises LoadError for another one."""
     try:
         data = read_regular(folder / GRAPH, _MAX_GRAPH_BYTES)
         about = json.loads(read_regular(folder / ABOUT, _MAX_ABOUT_BYTES))

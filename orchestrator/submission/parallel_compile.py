@@ -1,8 +1,8 @@
 """`shardwright parallel-compile`: neuron_parallel_compile's workflow.
 
 `collect` runs the user's command with the capture hook on, `compile` compiles what it left, no
-command does both; `clean` removes graphs, `clear-locks` the locks of the unit cache that nobody
-holds.
+command does both; `analyze` says which operators of what it left are supported; `clean` removes
+graphs, `clear-locks` the locks of the unit cache that nobody holds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.compiler.diagnostics import ExecutionError, UsageError
+from shardwright.compiler.frontend.counting import counted
 from shardwright.compiler.frontend.hook import DEFAULT_DIRECTORY, DIRECTORY, EXTRACT_ONLY
+from shardwright.compiler.machine.target import FIRST_TARGET
+from shardwright.compiler.surface.resolve import find_target
 from shardwright.orchestrator.cache import open_cache
-from shardwright.orchestrator.compile.compile_flags import flags_alone
+from shardwright.orchestrator.commands.check_model import as_dict
+from shardwright.orchestrator.compile.compile_flags import flags_alone, of_environment
 from shardwright.orchestrator.config.config import JobConfig
 from shardwright.orchestrator.environment import reading
 from shardwright.orchestrator.host import python_path
@@ -31,12 +35,14 @@ from shardwright.orchestrator.submission.graphs import (
     clean,
     compile_graphs,
     graph_folders,
+    read_graph,
 )
 from shardwright.orchestrator.terminal import outputs, terminal
 from shardwright.orchestrator.terminal.age import AGAIN
 from shardwright.orchestrator.terminal.strict_json import dumps
 from shardwright.orchestrator.terminal.terminal import one_line, say
 
+RESULT = "result.json"
 IGNORE_ERRORS = "NEURON_IGNORE_TRAINING_SCRIPT_ERROR_AND_COMPILE"
 
 
@@ -50,6 +56,8 @@ class Asked:
     job: JobConfig
     graphs: Path | None = None
     as_json: bool = False
+    analyze_output: Path = Path()
+    analyze_verbosity: int = 2
     again: str = AGAIN  # the command that asks anew
 
     @property
@@ -72,6 +80,8 @@ def run(asked: Asked) -> int:
             free, held = local.clear_locks()
             say(f"removed {free} locks of {local.place}" + (f", {held} held" if held else ""))
             return 0
+    if asked.command == "analyze":
+        return _analyze(asked)
     if asked.command != "compile":
         _collect(asked)
     return _compile(asked) if asked.command != "collect" else 0
@@ -106,14 +116,43 @@ def _collect(asked: Asked) -> None:
         )
 
 
-def _compile(asked: Asked) -> int:
-    """Compile the graphs, show and store the summary. Raises UsageError when there are none."""
+def _check_graphs(asked: Asked) -> None:
     if not graph_folders(asked.directory):
         raise UsageError(
             "SW_GRAPH",
             f"parallel-compile requires graphs in {asked.directory}, got none",
             hint="put @shardwright.capture on the jitted step, and collect",
         )
+
+
+def _analyze(asked: Asked) -> int:
+    """Collect the graphs of a script, if one is given, and write which of their operators are
+    supported."""
+    if asked.script:
+        _collect(asked)
+    _check_graphs(asked)
+    given = [*of_environment(os.environ), *flags_alone(asked.flags, CC_FLAGS)]
+    named = [flag.value for flag in given if flag.flag.name == "target"]
+    compiler = find_target([FIRST_TARGET, *named][-1]).core.compiler
+    found = {}
+    for folder in graph_folders(asked.directory):
+        data, about = read_graph(folder)
+        one = counted(data, str(folder), compiler)
+        found[folder.name] = {"name": about["name"], **as_dict(one, asked.analyze_verbosity > 1)}
+        say(f"{about['name']}: {one.supported} of {one.total} operators supported", err=True)
+    counts = {
+        key: sum(one[key] for one in found.values())
+        for key in ("operators", "supported", "unsupported")
+    }
+    text = dumps({"compiler": compiler, **counts, "graphs": found}, indent=1)
+    outputs.write(asked.analyze_output / RESULT, text, "--analyze-output")
+    say(text if asked.as_json else str(asked.analyze_output / RESULT))
+    return 0
+
+
+def _compile(asked: Asked) -> int:
+    """Compile the graphs, show and store the summary. Raises UsageError when there are none."""
+    _check_graphs(asked)
     retries = reading.value("NEURON_PARALLEL_COMPILE_MAX_RETRIES", 0)
     with Progress("quiet" if asked.as_json else asked.job.run.progress) as progress:
         summary = compile_graphs(asked.directory, asked.flags, asked.job, progress, retries)

@@ -93,7 +93,7 @@ def _write_version(path: Path, model: Path, asked: Asked, limits: Limits) -> str
 
 def _copy(path: Path, folder: Path, asked: Asked) -> None:
     """What is served, into a version folder."""
-    from shardwright.compiler.frontend.onnx.model import files_beside
+    from shardwright.compiler.frontend.onnx.beside import files_beside
 
     is_traced = zipfile.is_zipfile(path)
     if is_traced or (path.is_file() and is_model(path.read_bytes()[:1])):

@@ -179,7 +179,7 @@ class ServedSaved:
     """A saved ONNX model: its inputs and results by name."""
 
     def __init__(self, folder: Path) -> None:
-        from shardwright.compiler.frontend.onnx.model import files_beside
+        from shardwright.compiler.frontend.onnx.beside import files_beside
         from shardwright.orchestrator.saved.onnx_model import load_onnx
 
         file = folder / SAVED

@@ -285,7 +285,7 @@ def test_a_damaged_neff_inside_of_a_model_is_told(made: Path) -> None:
         made.write_bytes(harmed)
         assert refusal(lambda: shardwright.saved.load(made)).startswith("SW_NEFF")
     made.write_bytes(data[: len(data) // 2])
-    assert refusal(lambda: shardwright.saved.load(made)) == "SW_ONNX_FILE"
+    assert refusal(lambda: shardwright.saved.load(made)) == "SW_MODEL_FILE"
     made.write_bytes(b"")
     assert refusal(lambda: shardwright.saved.load(made)) == "SW_SAVED_FILE"
     assert refusal(lambda: shardwright.saved.load(made.with_name("none"))) == "SW_SAVED_FILE"
@@ -294,7 +294,7 @@ def test_a_damaged_neff_inside_of_a_model_is_told(made: Path) -> None:
 def test_a_neff_that_is_not_beside_its_model(tmp_path: Path) -> None:
     path = saved(tmp_path, beside=True)
     (tmp_path / "saved.neffs" / "neff-1.neff").unlink()
-    assert refusal(lambda: shardwright.saved.load(path)) == "SW_ONNX_FILE"
+    assert refusal(lambda: shardwright.saved.load(path)) == "SW_MODEL_FILE"
 
 
 def test_a_node_without_its_attributes(tmp_path: Path) -> None:

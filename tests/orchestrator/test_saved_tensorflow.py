@@ -215,7 +215,7 @@ def test_operators_that_stay_are_what_they_were(
 ) -> None:
     from tensorflow.core.protobuf import saved_model_pb2
 
-    from shardwright.compiler.frontend.onnx.sizes import Sizes
+    from shardwright.compiler.frontend.graphs.sizes import Sizes
     from shardwright.compiler.frontend.tensorflow.splitting import open_saved
 
     path = originals("detector")
@@ -272,7 +272,7 @@ def test_a_damaged_neff_inside_of_a_model_is_told(
     [
         ({"target": ""}, "SW_USAGE"),
         ({"input_shape": ""}, "NCC_EMOD025"),
-        ({"input_shape": "batch=4,y=3"}, "SW_ONNX_SHAPE"),
+        ({"input_shape": "batch=4,y=3"}, "SW_MODEL_SHAPE"),
         ({"signature": "training"}, "SW_USAGE"),
         ({"no_fuse_ops": ["Nobody"]}, "SW_USAGE"),
         ({"minimum_segment_size": 40}, "SW_NO_OPERATORS"),

@@ -22,6 +22,7 @@ KNOW_OPS = (
     "compiler/frontend/rules/",
     "compiler/frontend/pytorch/operators/",  # ATen's names, some of which ours are alike
     "compiler/frontend/onnx/operators/",  # as are ONNX's
+    "compiler/frontend/mxnet/operators/",  # and MXNet's
     "compiler/frontend/importer.py",
 )
 """Where an op's name belongs: its definition, its text, its import."""

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import DiagnosticError
-from shardwright.compiler.frontend.onnx.interpreter import (
+from shardwright.compiler.frontend.graphs.graph import Model, Node, Value, every_node
+from shardwright.compiler.frontend.graphs.interpreter import (
     has_rows,
     known_operands,
     reads,
     results_of,
 )
-from shardwright.compiler.frontend.onnx.model import Model, Node, Untaken, Value, every_node
-from shardwright.compiler.frontend.onnx.program import is_weight
-from shardwright.compiler.frontend.onnx.sizes import Sizes
-from shardwright.compiler.frontend.onnx.tensors import Array, on_host
+from shardwright.compiler.frontend.graphs.program import is_weight
+from shardwright.compiler.frontend.graphs.sizes import Sizes
+from shardwright.compiler.frontend.graphs.types import Array, on_host
+from shardwright.compiler.frontend.onnx.model import Untaken
 
 INDICES = {"ArgMax": 0, "ArgMin": 0, "NonZero": 0, "TopK": 1, "Unique": 1}
 """Operators with results of int64 from the place on that JAX counts in int32 (ONNX's pages)."""
@@ -67,7 +68,7 @@ def foreseen(model: Model, sizes: Sizes) -> Foreseen:
     that are missing or do not fit."""
     graph = model.graph
     numbers = tuple(value for value in graph.inputs if value.dtype is not None)
-    shapes = sizes.shapes(replace(graph, inputs=numbers))
+    shapes = sizes.shapes(numbers)
     known = known_operands(model)
     weights, values = dict[str, Array](), dict[str, Seen]()
     for value in graph.inputs:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import LoadError, Loc, SimulationError
+from shardwright.compiler.frontend.graphs.graph import Model, Node
+from shardwright.compiler.frontend.graphs.interpreter import has_rows, reads, results_of
+from shardwright.compiler.frontend.graphs.types import Array, on_host
 from shardwright.compiler.frontend.onnx.foreseen import widened
-from shardwright.compiler.frontend.onnx.interpreter import has_rows, reads, results_of
-from shardwright.compiler.frontend.onnx.model import Model, Node, Untaken
-from shardwright.compiler.frontend.onnx.tensors import Array, on_host
+from shardwright.compiler.frontend.onnx.model import Untaken
 
 Own = Callable[..., Any]
 

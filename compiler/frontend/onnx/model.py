@@ -6,18 +6,28 @@ makes or two nodes make, attributes that are none, tensors without their element
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from shardwright.compiler.diagnostics import ImportRuleError, Loc
+from shardwright.compiler.frontend.graphs.errors import untyped
+from shardwright.compiler.frontend.graphs.graph import (
+    Function,
+    Graph,
+    Model,
+    Node,
+    Reference,
+    Value,
+    every,
+)
 from shardwright.compiler.frontend.locations import MODULE_FILE
-from shardwright.compiler.frontend.onnx.errors import damaged, untyped
+from shardwright.compiler.frontend.onnx.errors import damaged
+from shardwright.compiler.frontend.onnx.operators import ONNX
 from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
-from shardwright.compiler.frontend.onnx.tensors import EXTERNAL, Array, array_of, type_of
+from shardwright.compiler.frontend.onnx.start import FORM
+from shardwright.compiler.frontend.onnx.tensors import array_of, type_of
 from shardwright.compiler.frontend.onnx.wire import DamagedError, Message, read
 
 OPSETS = range(7, 22)
@@ -30,86 +40,10 @@ _MOST_TEXT = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """An attribute of a function's node: the attribute of that name of the call."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Untaken:
     """A constant or an attribute that is no tensor of numbers, and what it is."""
 
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node: `number` is its place in its graph from 1, `attributes` are values by name; operands
-    and results that are left out have the name ""."""
-
-    operator: str
-    name: str
-    domain: str
-    number: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
-
-    @property
-    def scope(self) -> str:
-        """What messages call it."""
-        return f"{self.operator} {self.name}".strip()
-
-    @property
-    def graphs(self) -> Iterator[Graph]:
-        """Branches and bodies."""
-        return (value for value in self.attributes.values() if isinstance(value, Graph))
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """An input or a result of a graph; a dim without a number is its name, "" where it has none.
-    Of the inputs of a body nothing else than the name may be known."""
-
-    name: str
-    dtype: np.dtype[Any] | None
-    shape: tuple[int | str, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """Nodes in an order in which they can be computed; `constants` are its initializers,
-    `declared` values inside of it whose types a tolerant reader was told."""
-
-    name: str
-    nodes: tuple[Node, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    constants: Mapping[str, Array]
-    declared: Mapping[str, Value] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """An operator that the model brings along."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    defaults: Mapping[str, Any]
-    opset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model: its graph, the release of ONNX's operators, what places in it call its file, and
-    functions by (domain, name)."""
-
-    graph: Graph
-    opset: int
-    file: str
-    functions: Mapping[tuple[str, str], Function] = field(default_factory=dict)
 
 
 def read_model(data: bytes, file: str = MODULE_FILE, *, is_tolerant: bool = False) -> Model:
@@ -117,8 +51,8 @@ def read_model(data: bytes, file: str = MODULE_FILE, *, is_tolerant: bool = Fals
     of its weights lie beside. Where `is_tolerant`, values that are no tensors of numbers are
     `Untaken`, those of a graph have no type.
 
-    Raises: ImportRuleError SW_ONNX_FILE for damage, SW_ONNX_TYPE for values that are no tensors of
-    numbers, SW_ONNX_OPERATOR for a release without rows.
+    Raises: ImportRuleError SW_MODEL_FILE for damage, SW_MODEL_TYPE for values that are no tensors
+    of numbers, SW_MODEL_OPERATOR for a release without rows.
     """
     try:
         found = read(data, MODEL, SCHEMA)
@@ -135,31 +69,7 @@ def read_model(data: bytes, file: str = MODULE_FILE, *, is_tolerant: bool = Fals
     graph = reader.graph(found["graph"], frozenset())
     if not graph.outputs:
         raise damaged("a graph without results")
-    return Model(graph, opset, file, functions)
-
-
-def files_beside(data: bytes, folder: Path) -> tuple[Path, ...]:
-    """Files in `folder`, or below, that hold weights of a model file, each once; none of a damaged
-    one."""
-    try:
-        found = read(data, MODEL, SCHEMA)
-    except DamagedError:
-        return ()
-    files = dict.fromkeys(folder / place for place in _places(found))
-    return tuple(each for each in files if each.resolve().is_relative_to(folder.resolve()))
-
-
-def _places(message: Any) -> Iterator[str]:
-    """Where tensors of a message say that their elements are, however deep."""
-    if isinstance(message, list) and message and isinstance(message[0], dict):
-        for part in message:
-            yield from _places(part)
-    elif isinstance(message, dict):
-        if message.get("location") == EXTERNAL:
-            entries = {entry["key"]: entry["value"] for entry in message["external"]}
-            yield from filter(None, [entries.get("location")])
-        for part in message.values():
-            yield from _places(part)
+    return Model(FORM, ONNX, graph, opset, file, functions)
 
 
 def _opset(rows: Sequence[Message], what: str, usual: int = 0) -> int:
@@ -169,7 +79,7 @@ def _opset(rows: Sequence[Message], what: str, usual: int = 0) -> int:
     if version in OPSETS:
         return version
     raise ImportRuleError(
-        "SW_ONNX_OPERATOR",
+        "SW_MODEL_OPERATOR",
         f"{what} requires operators of opset {OPSETS[0]} to {OPSETS[-1]}, got"
         f" {version or 'no opset'}",
         Loc(MODULE_FILE),
@@ -183,7 +93,7 @@ def _check_calls(functions: Mapping[tuple[str, str], Function]) -> None:
     anybody waits for."""
     sizes: dict[tuple[str, str], int] = {}
     waiting = {
-        key: {(node.domain, node.operator) for node in _every(function.nodes)} & set(functions)
+        key: {(node.domain, node.operator) for node in every(function.nodes)} & set(functions)
         for key, function in functions.items()
     }
     while waiting:
@@ -191,26 +101,11 @@ def _check_calls(functions: Mapping[tuple[str, str], Function]) -> None:
         if not done:
             raise damaged(f"functions that call themselves: {', '.join(n for _, n in waiting)}")
         for key in done:
-            calls = ((node.domain, node.operator) for node in _every(functions[key].nodes))
+            calls = ((node.domain, node.operator) for node in every(functions[key].nodes))
             sizes[key] = sum(sizes.get(call, 1) for call in calls)
             if sizes[key] > MOST_NODES:
                 raise damaged(f"function {key[1]} of {sizes[key]} nodes, with those it calls")
             del waiting[key]
-
-
-def _every(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Nodes, and those of the graphs in them."""
-    for node in nodes:
-        yield node
-        for graph in node.graphs:
-            yield from _every(graph.nodes)
-
-
-def every_node(model: Model) -> Iterator[Node]:
-    """All nodes of a model: of its graph, of branches and bodies, and of functions."""
-    yield from _every(model.graph.nodes)
-    for function in model.functions.values():
-        yield from _every(function.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +120,7 @@ class _Reader:
         try:
             return read()
         except ImportRuleError as error:
-            if not self.is_tolerant or error.code != "SW_ONNX_TYPE":
+            if not self.is_tolerant or error.code != "SW_MODEL_TYPE":
                 raise
             return otherwise(error.diagnostic.message)
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import UsageError
+from shardwright.compiler.frontend.graphs.graph import Node
+from shardwright.compiler.frontend.graphs.interpreter import reads
 from shardwright.compiler.frontend.onnx.foreseen import Shaped
-from shardwright.compiler.frontend.onnx.interpreter import reads
-from shardwright.compiler.frontend.onnx.model import Node
 from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
 from shardwright.compiler.frontend.onnx.splitting import Opened, Part, Split
 from shardwright.compiler.frontend.onnx.tensors import EXTERNAL, external_bytes

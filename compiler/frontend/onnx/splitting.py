@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.compiler.frontend.capture import function_artifact
+from shardwright.compiler.frontend.graphs.graph import Graph, Model, Node, Value
+from shardwright.compiler.frontend.graphs.interpreter import evaluate, reads
+from shardwright.compiler.frontend.graphs.sizes import Sizes
+from shardwright.compiler.frontend.graphs.types import Array, computed_type, narrowed
 from shardwright.compiler.frontend.levels import without_small
 from shardwright.compiler.frontend.onnx.foreseen import Foreseen, Shaped, foreseen
-from shardwright.compiler.frontend.onnx.interpreter import evaluate, reads
-from shardwright.compiler.frontend.onnx.model import Graph, Model, Node, Value, read_model
-from shardwright.compiler.frontend.onnx.sizes import Sizes
-from shardwright.compiler.frontend.onnx.tensors import Array, computed_type, narrowed
+from shardwright.compiler.frontend.onnx.model import read_model
 
 ASKED = "it is to stay on the CPU"
 SMALL = "its part has fewer operators than a compiled one"

@@ -6,19 +6,17 @@ Elements lie in the bytes of the file, in lists of numbers, or in a file beside 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from shardwright.compiler.frontend.onnx.errors import damaged, untyped
+from shardwright.compiler.frontend.graphs.errors import untyped
+from shardwright.compiler.frontend.graphs.types import HALVES, Array
+from shardwright.compiler.frontend.onnx.errors import damaged
 from shardwright.compiler.frontend.onnx.wire import Message
-
-Array = np.ndarray[Any, Any]
 
 TYPES: Mapping[int, np.dtype[Any]] = {
     1: np.dtype(np.float32),
@@ -50,16 +48,6 @@ _NO_NUMBERS = {
     23: "float4_e2m1",
     24: "float8_e8m0",
 }
-_HALVES = (np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.int4))
-"""Types of which a byte holds two elements, the first in its low bits."""
-_NARROWED = {
-    np.dtype(np.int64): np.int32,
-    np.dtype(np.uint64): np.uint32,
-    np.dtype(np.float64): np.float32,
-    _HALVES[0]: np.uint8,
-    _HALVES[1]: np.int8,
-}
-"""Types that are computed in another: no engine has 64 bits, nor 4 (docs/op-types.md)."""
 _LISTS = ("floats", "int32s", "int64s", "doubles", "uint64s")
 EXTERNAL = 1
 """`TensorProto.data_location` of elements in another file."""
@@ -70,40 +58,6 @@ def type_of(number: int, what: str) -> np.dtype[Any]:
     if number not in TYPES:
         raise untyped(what, _NO_NUMBERS.get(number, f"element type {number}"))
     return TYPES[number]
-
-
-_WIDE: ContextVar[bool] = ContextVar("wide", default=False)
-
-
-@contextmanager
-def on_host() -> Iterator[None]:
-    """Compute in the types of the file meanwhile, 64 bits among them, as a host does."""
-    import jax
-
-    token = _WIDE.set(True)
-    try:
-        with jax.enable_x64(True):
-            yield
-    finally:
-        _WIDE.reset(token)
-
-
-def computed_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type that values of a type are computed in."""
-    if _WIDE.get() and dtype not in _HALVES:
-        return dtype
-    return np.dtype(_NARROWED.get(dtype, dtype))
-
-
-def narrowed(array: Array) -> Array:
-    """Known values in the type that they are computed in; integers become the nearest there."""
-    dtype = computed_type(array.dtype)
-    if dtype == array.dtype:
-        return array
-    if dtype.kind in "iu" and array.dtype not in _HALVES:
-        limits = np.iinfo(dtype)
-        array = np.clip(array, limits.min, limits.max)
-    return array.astype(dtype)
 
 
 def array_of(tensor: Message, folder: Path) -> Array:
@@ -130,7 +84,7 @@ def array_of(tensor: Message, folder: Path) -> Array:
 
 def _unpacked(raw: Any, dtype: np.dtype[Any], name: str, count: int) -> Array:
     """Elements from bytes, little-endian and row by row."""
-    if dtype in _HALVES:
+    if dtype in HALVES:
         pairs = np.frombuffer(raw, np.uint8)
         halves = np.stack((pairs & 15, pairs >> 4), -1).reshape(-1)
         halves = halves[:count] if 0 <= len(halves) - count <= 1 else halves
@@ -143,7 +97,7 @@ def _unpacked(raw: Any, dtype: np.dtype[Any], name: str, count: int) -> Array:
 def _of_bits(halves: Array, dtype: np.dtype[Any]) -> Array:
     """Numbers of 4 bits from their bits."""
     signed = halves.astype(np.int8)
-    if dtype == _HALVES[1]:
+    if dtype == HALVES[1]:
         signed = np.where(signed > 7, signed - 16, signed)
     return signed.astype(dtype)
 
@@ -152,7 +106,7 @@ def _listed(tensor: Message, dtype: np.dtype[Any]) -> Array:
     """Elements from the list that is kept of their type; those of narrow types are bits."""
     key = next(key for key in _LISTS if tensor[key])
     numbers = tensor[key]
-    if key == "int32s" and dtype in _HALVES:
+    if key == "int32s" and dtype in HALVES:
         return _unpacked(bytes(n & 255 for n in numbers), dtype, "", math.prod(tensor["dims"]))
     if key == "int32s" and dtype.kind not in "iub":
         bits = np.dtype(f"u{dtype.itemsize}")

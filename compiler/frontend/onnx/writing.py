@@ -13,8 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from shardwright.compiler.frontend.graphs.types import Array
 from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
-from shardwright.compiler.frontend.onnx.tensors import TYPES, Array
+from shardwright.compiler.frontend.onnx.tensors import TYPES
 from shardwright.compiler.frontend.onnx.wire import Kind, Message, fields
 
 _HALVES = (np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.int4))

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardwright.compiler.diagnostics import ImportRuleError, Loc, UsageError, did_you_mean
-from shardwright.compiler.frontend.onnx.model import Value
+from shardwright.compiler.frontend.graphs.graph import Value
 from shardwright.compiler.frontend.tensorflow.raised import calling
 from shardwright.compiler.frontend.tensorflow.start import KERAS
 from shardwright.compiler.frontend.user_code import location

@@ -19,8 +19,8 @@ import zstandard
 from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.dtypes import DType
 from shardwright.compiler.frontend.capture import Lowered, function_artifact
+from shardwright.compiler.frontend.graphs.types import Array, computed_type
 from shardwright.compiler.frontend.locations import MODULE_FILE
-from shardwright.compiler.frontend.onnx.tensors import Array, computed_type
 from shardwright.compiler.frontend.tensorflow.philox import written_out
 from shardwright.compiler.frontend.tensorflow.start import MAGIC
 from shardwright.compiler.neff.format import MAX_FILE_BYTES

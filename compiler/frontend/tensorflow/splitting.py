@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import LoadError, Loc, UsageError, did_you_mean
+from shardwright.compiler.frontend.graphs.graph import Value
+from shardwright.compiler.frontend.graphs.sizes import Sizes
 from shardwright.compiler.frontend.levels import RefusedError, without_small
-from shardwright.compiler.frontend.onnx.model import Graph, Value
-from shardwright.compiler.frontend.onnx.sizes import Sizes
 from shardwright.compiler.frontend.user_code import called
 
 SIGNATURE, BATCH = "serving_default", "batch"
@@ -315,7 +315,7 @@ def open_saved(path: Path, signature: str, sizes: Sizes) -> Opened:
     results = dict(zip(sorted(function.structured_outputs), frozen.outputs, strict=True))
     values = tuple(_value(names[each.name], each) for each in frozen.inputs)
     numbers = tuple(value for value in values if value.dtype is not None)
-    shapes = sizes.shapes(Graph(name, (), numbers, (), {}))
+    shapes = sizes.shapes(numbers)
     message = frozen.graph.as_graph_def()
     for node in message.node:
         node.attr.pop("_output_shapes", None)

@@ -17,8 +17,8 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from shardwright.compiler.diagnostics import ImportRuleError
-from shardwright.compiler.frontend.onnx.model import Graph, Value
-from shardwright.compiler.frontend.onnx.sizes import Sizes
+from shardwright.compiler.frontend.graphs.graph import Value
+from shardwright.compiler.frontend.graphs.sizes import Sizes
 from shardwright.compiler.frontend.tensorflow.asking import Asked
 from shardwright.compiler.frontend.tensorflow.losses import loss_of
 from shardwright.compiler.frontend.tensorflow.models import SAMPLES, Found
@@ -108,7 +108,7 @@ def _inputs(found: Found, asked: Asked) -> list[Any]:
     if asked.samples:
         is_open = any(v.shape is not None and SAMPLES in v.shape for v in opened)
         sizes = sizes.but(**{SAMPLES: asked.samples}) if is_open else sizes
-    shapes = sizes.shapes(Graph(found.name, (), tuple(opened), (), {}))
+    shapes = sizes.shapes(opened)
     return [Value(v.name, v.dtype, shapes[v.name]) for v in opened]
 
 

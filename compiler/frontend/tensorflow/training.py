@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import ImportRuleError, Loc, UsageError
+from shardwright.compiler.frontend.graphs.training import drawn, of_file
+from shardwright.compiler.frontend.graphs.types import Array, narrowed
 from shardwright.compiler.frontend.isolated import Reader
 from shardwright.compiler.frontend.module_task import reaching
-from shardwright.compiler.frontend.onnx.tensors import Array, narrowed
-from shardwright.compiler.frontend.onnx.training import drawn, of_file
 from shardwright.compiler.frontend.roles import Use, roles_of
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.tensorflow.asking import Asked, Tracer

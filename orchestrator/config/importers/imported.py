@@ -27,7 +27,7 @@ from shardwright.orchestrator.config.importers.table import Reading, read
 from shardwright.orchestrator.config.importers.term import Term, answered
 
 _BATCH = ("global_batch", "global_batch_tokens")
-_MODELS = ("preset", "config", "entry", "hlo", "onnx", "tensorflow", "recipe")
+_MODELS = ("preset", "config", "entry", "hlo", "onnx", "mxnet", "tensorflow", "recipe")
 _INTERVAL = ("checkpoint_interval_s", "checkpoint_interval_steps")
 Reader = Callable[[Path, str], Fields]
 

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.compiler.frontend.onnx.errors import of_values, unfit
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call, axis_of, is_known
-from shardwright.compiler.frontend.onnx.tensors import narrowed
+from shardwright.compiler.frontend.graphs.errors import of_values, unfit
+from shardwright.compiler.frontend.graphs.table import Call, axis_of, is_known
+from shardwright.compiler.frontend.graphs.types import narrowed
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
 
 
 def _staged(value: Any) -> Any:

@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from shardwright.compiler.frontend.onnx.errors import unfit
+from shardwright.compiler.frontend.graphs.errors import unfit
+from shardwright.compiler.frontend.graphs.table import Call
+from shardwright.compiler.frontend.graphs.windows import Pads, convolved_back, pooled
 from shardwright.compiler.frontend.onnx.operators.quantization import dequantized, quantized
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
 
-Pads = list[tuple[int, int]]
 _AUTO = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
@@ -121,19 +121,7 @@ def _conv_transpose(call: Call, x: Any, weight: Any, bias: Any = None) -> Any:
     cut = _cut(call, x.shape[2:], strides, reach, extra)
     rows = zip(reach, cut, extra, strict=True)
     pads = [(r - before, r - behind + e) for r, (before, behind), e in rows]
-    inputs, outputs, *window = weight.shape
-    groups = call.integer("group", 1)
-    turned = weight.reshape(groups, inputs // groups, outputs, *window)
-    turned = jnp.swapaxes(turned, 1, 2).reshape(groups * outputs, inputs // groups, *window)
-    y = jax.lax.conv_general_dilated(
-        x,
-        jnp.flip(turned, tuple(range(2, count + 2))),
-        (1,) * count,
-        pads,
-        lhs_dilation=strides,
-        rhs_dilation=dilations,
-        feature_group_count=groups,
-    )
+    y = convolved_back(x, weight, strides, dilations, pads, call.integer("group", 1))
     return _with_bias(y, bias)
 
 
@@ -180,14 +168,6 @@ def _rounded_up(call: Call, x: Any, pads: Pads, settings: Sequence[Sequence[int]
     return found
 
 
-def _pooled(x: Any, start: Any, join: Any, settings: Sequence[Sequence[int]], pads: Pads) -> Any:
-    """Windows of x joined; `start` is known to JAX, which has no gradient otherwise."""
-    window, strides, dilations = ((1, 1, *each) for each in settings)
-    start = np.asarray(start, x.dtype)[()]
-    edges = [(0, 0), (0, 0), *pads]
-    return jax.lax.reduce_window(x, start, join, window, strides, edges, None, dilations)
-
-
 def _joined(pads: Pads, more: Pads) -> Pads:
     return [(a + c, b + d) for (a, b), (c, d) in zip(pads, more, strict=True)]
 
@@ -200,7 +180,7 @@ def _max_pool(call: Call, x: Any) -> Any:
     pads = _pads(call, x.shape[2:], *settings)
     pads = _joined(pads, _rounded_up(call, x, pads, settings))
     least = -math.inf if x.dtype.kind not in "iu" else jnp.iinfo(x.dtype).min
-    return _pooled(x, least, jax.lax.max, settings, pads)
+    return pooled(x, least, jax.lax.max, settings, pads)
 
 
 @ONNX.row("AveragePool")
@@ -208,13 +188,13 @@ def _average_pool(call: Call, x: Any) -> Any:
     settings = _windows(call, x)
     pads = _pads(call, x.shape[2:], *settings)
     more = _rounded_up(call, x, pads, settings)
-    sums = _pooled(x, 0, jax.lax.add, settings, _joined(pads, more))
+    sums = pooled(x, 0, jax.lax.add, settings, _joined(pads, more))
     ones = jnp.ones((1, 1, *x.shape[2:]), x.dtype)
     if call.integer("count_include_pad"):
         ones, rest = jnp.pad(ones, [(0, 0), (0, 0), *pads], constant_values=1), more
     else:
         rest = _joined(pads, more)
-    return sums / _pooled(ones, 0, jax.lax.add, settings, rest)
+    return sums / pooled(ones, 0, jax.lax.add, settings, rest)
 
 
 @ONNX.row("LpPool")
@@ -222,7 +202,7 @@ def _lp_pool(call: Call, x: Any) -> Any:
     settings, p = _windows(call, x), call.integer("p", 2)
     pads = _pads(call, x.shape[2:], *settings)
     pads = _joined(pads, _rounded_up(call, x, pads, settings))
-    return _pooled(jnp.abs(x) ** p, 0, jax.lax.add, settings, pads) ** (1 / p)
+    return pooled(jnp.abs(x) ** p, 0, jax.lax.add, settings, pads) ** (1 / p)
 
 
 def _spatial_axes(x: Any) -> tuple[int, ...]:

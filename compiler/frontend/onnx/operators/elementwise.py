@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.compiler.frontend.onnx.errors import unfit
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call
-from shardwright.compiler.frontend.onnx.tensors import computed_type, type_of
+from shardwright.compiler.frontend.graphs.errors import unfit
+from shardwright.compiler.frontend.graphs.table import Call
+from shardwright.compiler.frontend.graphs.types import computed_type
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
+from shardwright.compiler.frontend.onnx.tensors import type_of
 
 
 def _of(name: str) -> Callable[..., Any]:

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.compiler.frontend.onnx.errors import unfit
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call, axis_of
+from shardwright.compiler.frontend.graphs.errors import unfit
+from shardwright.compiler.frontend.graphs.table import Call, axis_of
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
 
 
 def _inside(indices: Any, size: int) -> Any:
@@ -21,7 +22,7 @@ def _inside(indices: Any, size: int) -> Any:
     return jnp.where(indices < 0, indices + size, indices)
 
 
-@ONNX.row("Gather", folds=True)
+@ONNX.row("Gather", folds=True, picks=(1, 0))
 def _gather(call: Call, x: Any, indices: Any) -> Any:
     axis = axis_of(call.integer("axis"), x.ndim)
     places = _inside(indices, x.shape[axis])

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call, axes_of, axis_of
+from shardwright.compiler.frontend.graphs.table import Call, axes_of, axis_of
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
 
 
 def _by_channel(part: Any, x: Any) -> Any:

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from shardwright.compiler.frontend.graphs.table import Call
 from shardwright.compiler.frontend.onnx.operators.quantization import dequantized, quantized
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
 
 ONNX.rows({"MatMul": lambda call, a, b: call.xp.matmul(a, b)}, folds=True)
 

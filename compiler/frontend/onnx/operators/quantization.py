@@ -7,9 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.compiler.frontend.onnx.errors import unfit
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call, axis_of
-from shardwright.compiler.frontend.onnx.tensors import computed_type, type_of
+from shardwright.compiler.frontend.graphs.errors import unfit
+from shardwright.compiler.frontend.graphs.table import Call, axis_of
+from shardwright.compiler.frontend.graphs.types import computed_type
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
+from shardwright.compiler.frontend.onnx.tensors import type_of
 
 
 def dequantized(x: Any, scale: Any, zero: Any = None) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwright.compiler.frontend.onnx.errors import unfit
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call
+from shardwright.compiler.frontend.graphs.errors import unfit
+from shardwright.compiler.frontend.graphs.table import Call
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
 
 Activation = Callable[[Any], Any]
 Cell = Callable[["_Layer", Any, tuple[Any, ...]], tuple[Any, ...]]

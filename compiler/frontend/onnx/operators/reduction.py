@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call, axes_of, axis_of
+from shardwright.compiler.frontend.graphs.table import Call, axes_of, axis_of
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
 
 Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
 """(library, x, axes, whether they stay) -> reduced."""

@@ -15,8 +15,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.compiler.frontend.onnx.errors import unfit
-from shardwright.compiler.frontend.onnx.operators.registry import ONNX, Call, axes_of
+from shardwright.compiler.frontend.graphs.errors import unfit
+from shardwright.compiler.frontend.graphs.table import Call, axes_of
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
 from shardwright.compiler.frontend.pytorch.operators.resizing import cubic_kernel, taken
 
 Weights = np.ndarray[Any, Any]

@@ -9,15 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.compiler.frontend.onnx.errors import unfit
-from shardwright.compiler.frontend.onnx.operators.registry import (
-    MOST_FOLDED,
-    ONNX,
-    Call,
-    axes_of,
-    axis_of,
-)
-from shardwright.compiler.frontend.onnx.tensors import computed_type, type_of
+from shardwright.compiler.frontend.graphs.errors import unfit
+from shardwright.compiler.frontend.graphs.table import MOST_FOLDED, Call, axes_of, axis_of
+from shardwright.compiler.frontend.graphs.types import computed_type
+from shardwright.compiler.frontend.onnx.operators.registry import ONNX
+from shardwright.compiler.frontend.onnx.tensors import type_of
 
 
 @ONNX.row("Shape", has_own_type=True)

@@ -39,7 +39,7 @@ def test_a_branch_that_a_value_chooses(condition: bool) -> None:
 
 
 def test_branches_of_two_shapes_are_refused() -> None:
-    with pytest.raises(DiagnosticError, match="SW_ONNX_VALUES") as caught:
+    with pytest.raises(DiagnosticError, match="SW_MODEL_VALUES") as caught:
         import_file(encoded(branches(node("Concat", "x x", "o", axis=0))))
     assert "branches whose results differ" in caught.value.diagnostic.message
     assert str(caught.value.loc) == "<module>:1"
@@ -69,7 +69,7 @@ def test_a_loop_of_known_length(condition: str) -> None:
 
 def test_a_loop_that_its_values_end_is_refused() -> None:
     one = node("Less", "number number", "on")
-    with pytest.raises(DiagnosticError, match="SW_ONNX_VALUES") as caught:
+    with pytest.raises(DiagnosticError, match="SW_MODEL_VALUES") as caught:
         import_file(encoded(loop("yes", one)))
     assert "the condition of a loop" in caught.value.diagnostic.message
 

@@ -11,10 +11,10 @@ import pytest
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.detect import Asked, read_module
+from shardwright.compiler.frontend.graphs.program import Program
+from shardwright.compiler.frontend.graphs.sizes import Sizes
 from shardwright.compiler.frontend.onnx.model import read_model
-from shardwright.compiler.frontend.onnx.program import Program
 from shardwright.compiler.frontend.onnx.schema import MODEL, SCHEMA
-from shardwright.compiler.frontend.onnx.sizes import Sizes
 from shardwright.compiler.frontend.onnx.wire import read
 from shardwright.compiler.frontend.onnx.writing import encoded, sized, varint
 from tests.fixtures.onnx_models import MODELS, stored
@@ -90,134 +90,134 @@ def sequence() -> Any:
 
 
 BYTES: dict[str, tuple[bytes, str, str]] = {
-    "half of it": (GOOD[: len(GOOD) // 2], "SW_ONNX_FILE", "bytes fewer"),
-    "all but a byte": (GOOD[:-1], "SW_ONNX_FILE", "bytes fewer"),
-    "its first byte": (GOOD[:1], "SW_ONNX_FILE", "does not end"),
-    "its first field": (GOOD[:2], "SW_ONNX_FILE", "without a graph"),
-    "a group": (GOOD + b"\x0b", "SW_ONNX_FILE", "wire type 3"),
-    "a length behind the end": (GOOD + b"\x12\x7fa", "SW_ONNX_FILE", "126 bytes fewer"),
-    "a number without an end": (GOOD + b"\x08" + b"\xff" * 11, "SW_ONNX_FILE", "does not end"),
-    "a field 0": (GOOD + b"\x00\x00", "SW_ONNX_FILE", "number 0"),
+    "half of it": (GOOD[: len(GOOD) // 2], "SW_MODEL_FILE", "bytes fewer"),
+    "all but a byte": (GOOD[:-1], "SW_MODEL_FILE", "bytes fewer"),
+    "its first byte": (GOOD[:1], "SW_MODEL_FILE", "does not end"),
+    "its first field": (GOOD[:2], "SW_MODEL_FILE", "without a graph"),
+    "a group": (GOOD + b"\x0b", "SW_MODEL_FILE", "wire type 3"),
+    "a length behind the end": (GOOD + b"\x12\x7fa", "SW_MODEL_FILE", "126 bytes fewer"),
+    "a number without an end": (GOOD + b"\x08" + b"\xff" * 11, "SW_MODEL_FILE", "does not end"),
+    "a field 0": (GOOD + b"\x00\x00", "SW_MODEL_FILE", "number 0"),
     "another wire type": (
         GOOD + b"\x3a"[:0] + varint(7 << 3) + b"\x01",
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "of graph",
     ),
-    "a name of other bytes": (GOOD + sized(2, b"\xff\xfe"), "SW_ONNX_FILE", "UTF-8"),
-    "a hundred branches deep": (chain(100), "SW_ONNX_FILE", "within each other"),
+    "a name of other bytes": (GOOD + sized(2, b"\xff\xfe"), "SW_MODEL_FILE", "UTF-8"),
+    "a hundred branches deep": (chain(100), "SW_MODEL_FILE", "within each other"),
     "odd bytes of floats": (
         b"\x08\x08" + sized(7, sized(5, sized(4, b"abc"))),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "3 bytes of numbers",
     ),
 }
 RELU = node("Relu", "x", "y")
 MESSAGES: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "no opset": (lambda: without("opsets"), "SW_ONNX_OPERATOR", "got no opset"),
-    "an opset to come": (lambda: of(RELU, opset=99), "SW_ONNX_OPERATOR", "7 to 21, got 99"),
-    "no result": (lambda: of(RELU, results=()), "SW_ONNX_FILE", "without results"),
-    "no operator": (lambda: of(node("", "x", "y")), "SW_ONNX_FILE", "without an operator"),
+    "no opset": (lambda: without("opsets"), "SW_MODEL_OPERATOR", "got no opset"),
+    "an opset to come": (lambda: of(RELU, opset=99), "SW_MODEL_OPERATOR", "7 to 21, got 99"),
+    "no result": (lambda: of(RELU, results=()), "SW_MODEL_FILE", "without results"),
+    "no operator": (lambda: of(node("", "x", "y")), "SW_MODEL_FILE", "without an operator"),
     "operators without a row": (
         lambda: of(node("Multinomial", "x", "a"), node("Rellu", "a", "y")),
-        "SW_ONNX_OPERATOR",
+        "SW_MODEL_OPERATOR",
         "Multinomial (Multinomial the_Multinomial, node 1), Rellu",
     ),
     "an operator of others": (
         lambda: of({**RELU, "domain": "com.vendor"}),
-        "SW_ONNX_OPERATOR",
+        "SW_MODEL_OPERATOR",
         "com.vendor.Relu",
     ),
     "a value that is not there": (
         lambda: of(node("Add", "x z", "y")),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "'z', which is not there",
     ),
     "nodes in another order": (
         lambda: of(node("Neg", "a", "y"), node("Relu", "x", "a")),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "which is not there",
     ),
-    "one value of two nodes": (lambda: of(RELU, RELU), "SW_ONNX_FILE", "two nodes make: 2"),
+    "one value of two nodes": (lambda: of(RELU, RELU), "SW_MODEL_FILE", "two nodes make: 2"),
     "a result that nothing makes": (
         lambda: of(node("Relu", "x", "z")),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "which no node makes",
     ),
-    "two inputs of one name": (lambda: of(RELU, inputs=(X, X)), "SW_ONNX_FILE", "two inputs"),
+    "two inputs of one name": (lambda: of(RELU, inputs=(X, X)), "SW_MODEL_FILE", "two inputs"),
     "fewer elements than dims say": (
         lambda: with_tensor(dims=(3, 4)),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "9 elements of tensor w",
     ),
     "a part of an element": (
         lambda: with_tensor(raw=b"abcde"),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "5 bytes of tensor w",
     ),
-    "dims below 0": (lambda: with_tensor(dims=(-3, -3)), "SW_ONNX_FILE", "shape [-3, -3]"),
-    "a weight of strings": (lambda: with_tensor(type=8), "SW_ONNX_TYPE", "got strings"),
-    "a weight of complex numbers": (lambda: with_tensor(type=14), "SW_ONNX_TYPE", "complex64"),
-    "an input that is a sequence": (sequence, "SW_ONNX_TYPE", "a sequence"),
+    "dims below 0": (lambda: with_tensor(dims=(-3, -3)), "SW_MODEL_FILE", "shape [-3, -3]"),
+    "a weight of strings": (lambda: with_tensor(type=8), "SW_MODEL_TYPE", "got strings"),
+    "a weight of complex numbers": (lambda: with_tensor(type=14), "SW_MODEL_TYPE", "complex64"),
+    "an input that is a sequence": (sequence, "SW_MODEL_TYPE", "a sequence"),
     "weights in a file that is not there": (
         lambda: beside(location="w.bin"),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "cannot be read",
     ),
     "weights in a file somewhere else": (
         lambda: beside(location="../../etc/passwd"),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "outside of the folder",
     ),
     "weights behind the end of their file": (
         lambda: beside(location="quantized.weights", offset="9000", length="4096"),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "bytes 9000 to 13096",
     ),
     "weights at no number": (
         lambda: beside(location="quantized.weights", offset="-4"),
-        "SW_ONNX_FILE",
+        "SW_MODEL_FILE",
         "at -4",
     ),
-    "a function that calls itself": (calling_itself, "SW_ONNX_FILE", "call themselves"),
-    "functions of a thousand million nodes": (doubling, "SW_ONNX_FILE", "of 1048576 nodes"),
+    "a function that calls itself": (calling_itself, "SW_MODEL_FILE", "call themselves"),
+    "functions of a thousand million nodes": (doubling, "SW_MODEL_FILE", "of 1048576 nodes"),
     "a window of a thousand million points": (
         lambda: of(node("HannWindow", "n", "w"), RELU, n=np.asarray(10**9)),
-        "SW_ONNX_NODE",
+        "SW_MODEL_NODE",
         "a window of 1 to 65536 points, got 1000000000",
     ),
     "an image that grows a million times": (
         lambda: of(node("Resize", "x - - s", "y"), s=np.asarray([2, 10**9])),
-        "SW_ONNX_NODE",
+        "SW_MODEL_NODE",
         "got 3 x 1000000000",
     ),
     "a shape below 0": (
         lambda: of(node("ConstantOfShape", "s", "y"), s=np.asarray([-1, 3])),
-        "SW_ONNX_NODE",
+        "SW_MODEL_NODE",
         "requires a shape without negative dims, got [-1, 3]",
     ),
     "an attribute of another kind": (
         lambda: of(node("Softmax", "x", "y", axis="last")),
-        "SW_ONNX_NODE",
+        "SW_MODEL_NODE",
         "requires an attribute axis that is a whole number, got 'last'",
     ),
     "an axis that is not there": (
         lambda: of(node("Softmax", "x", "y", axis=5)),
-        "SW_ONNX_NODE",
+        "SW_MODEL_NODE",
         "requires an axis from -2 to 1, got 5",
     ),
     "operands that do not fit": (
         lambda: of(node("MatMul", "x w", "y"), w=np.ones((4, 3), np.float32)),
-        "SW_ONNX_NODE",
+        "SW_MODEL_NODE",
         "MatMul the_MatMul: requires operands and attributes that fit",
     ),
     "an operand too few": (
         lambda: of(node("MatMul", "x", "y")),
-        "SW_ONNX_NODE",
+        "SW_MODEL_NODE",
         "requires 2 operands, got 1",
     ),
     "a shape that depends on values": (
         lambda: of(node("Reshape", "x s", "y"), inputs=(X, value("s", 2, dtype=7))),
-        "SW_ONNX_VALUES",
+        "SW_MODEL_VALUES",
         "requires operand 2, 's' to be known",
     ),
     "a loop of unknown length": (
@@ -225,12 +225,12 @@ MESSAGES: dict[str, tuple[Callable[[], Any], str, str]] = {
             node("Loop", "n - x", "y", body=graph([RELU], (), [Y])),
             inputs=(X, value("n", dtype=7)),
         ),
-        "SW_ONNX_VALUES",
+        "SW_MODEL_VALUES",
         "requires operand 1, 'n' to be known",
     ),
     "a form without a row": (
         lambda: of(node("Dropout", "x r t", "y"), r=np.float32(0.5), t=np.asarray(True)),
-        "SW_ONNX_OPERATOR",
+        "SW_MODEL_OPERATOR",
         "training_mode",
     ),
 }
@@ -259,7 +259,7 @@ def test_a_model_that_is_none(name: str) -> None:
     error = refused(encoded(make()))
     assert error.code == code and words in error.diagnostic.message
     assert error.loc is not None and error.loc.file == FILE
-    if code in ("SW_ONNX_NODE", "SW_ONNX_VALUES"):
+    if code in ("SW_MODEL_NODE", "SW_MODEL_VALUES"):
         assert error.loc.line == 1 and error.loc.scope.startswith(error.diagnostic.message[:4])
 
 
@@ -284,7 +284,7 @@ def test_bytes_that_change_are_read_or_refused() -> None:
             read_model(bytes(damaged), str(quantized))
             counts["read"] += 1
         except DiagnosticError as error:
-            assert error.code.startswith("SW_ONNX_")
+            assert error.code.startswith("SW_MODEL_")
             counts["refused"] += 1
     assert min(counts.values()) > 20, counts
 
@@ -302,13 +302,13 @@ def test_bytes_that_change_are_read_or_refused() -> None:
     ],
 )
 def test_sizes_that_do_not_fit(text: str, words: str) -> None:
-    with pytest.raises(DiagnosticError, match="SW_ONNX_SHAPE") as caught:
+    with pytest.raises(DiagnosticError, match="SW_MODEL_SHAPE") as caught:
         read_module(GOOD, Asked(input_shape=text))
     assert words in caught.value.diagnostic.message
 
 
 def test_sizes_of_another_form_are_refused() -> None:
-    with pytest.raises(DiagnosticError, match="SW_ONNX_SHAPE"):
+    with pytest.raises(DiagnosticError, match="SW_MODEL_SHAPE"):
         read_module(b"HloModule m", Asked(input_shape="x=4"))
 
 

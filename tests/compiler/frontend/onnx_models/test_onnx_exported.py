@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 pytest.importorskip("onnx.reference", exc_type=ImportError)
 transformers = pytest.importorskip("transformers")
 
-from shardwright.compiler.frontend.onnx.program import Program  # noqa: E402
-from shardwright.compiler.frontend.onnx.sizes import Sizes  # noqa: E402
+from shardwright.compiler.frontend.graphs.program import Program  # noqa: E402
+from shardwright.compiler.frontend.graphs.sizes import Sizes  # noqa: E402
 
 nn = torch.nn
 WORDS = 50

@@ -15,9 +15,9 @@ import pytest
 from shardwright.compiler.diagnostics import UsageError
 from shardwright.compiler.frontend import isolated
 from shardwright.compiler.frontend.detect import Asked, import_file
-from shardwright.compiler.frontend.onnx.model import files_beside
-from shardwright.compiler.frontend.onnx.program import Program
-from shardwright.compiler.frontend.onnx.training import train_task
+from shardwright.compiler.frontend.graphs.program import Program
+from shardwright.compiler.frontend.graphs.training import train_task
+from shardwright.compiler.frontend.onnx.beside import files_beside
 from shardwright.compiler.frontend.onnx.writing import encoded
 from shardwright.compiler.frontend.reference import (
     batch_leaves,
@@ -133,7 +133,7 @@ def test_a_graph_is_trained(name: str) -> None:
 
 def test_a_training_step_asks_for_a_loss() -> None:
     for loss, words in (("", "got none and logits"), ("mean", "got mean and logits")):
-        with pytest.raises(UsageError, match="SW_ONNX_LOSS") as caught:
+        with pytest.raises(UsageError, match="SW_MODEL_LOSS") as caught:
             task("convnet", loss)
         assert words in caught.value.diagnostic.message
 
@@ -173,7 +173,7 @@ def test_compile_takes_a_model_as_users_call_it(
     Path("wrong.onnx").write_bytes(encoded(WRONG))
     assert compile_line("neuronx-cc compile wrong.onnx --framework onnx --target trn1") == 70
     told = " ".join(capsys.readouterr().err.split())
-    assert "SW_ONNX_NODE" in told and "wrong.onnx:2" in told
+    assert "SW_MODEL_NODE" in told and "wrong.onnx:2" in told
     Path("fp8.onnx").write_bytes(encoded(FP8))
     assert compile_line("neuronx-cc compile fp8.onnx --framework onnx --target trn1") == 70
     told = " ".join(capsys.readouterr().err.split())  # a later stage

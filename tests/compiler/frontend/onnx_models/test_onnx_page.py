@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.compiler.frontend.graphs.table import Row
 from shardwright.compiler.frontend.onnx.operators import ONNX
-from shardwright.compiler.frontend.onnx.operators.registry import Row
 from shardwright.orchestrator.cli import main
 from tests.compiler.frontend.onnx_models.promised import OPERATORS
-from tests.support.onnx_page import PAGE, page
+from tests.support.graph_pages import DOCS, page
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == page(), "run `make docs`"
+    assert (DOCS / "onnx.md").read_text() == page("onnx.md"), "run `make docs`"
 
 
 def test_the_operators_that_were_promised_have_rows() -> None:

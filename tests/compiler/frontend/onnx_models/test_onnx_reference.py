@@ -15,16 +15,13 @@ reference = pytest.importorskip("onnx.reference", exc_type=ImportError)
 import jax.numpy as jnp  # noqa: E402
 from onnx import AttributeProto, TensorProto, helper, numpy_helper  # noqa: E402
 
-from shardwright.compiler.frontend.onnx.interpreter import evaluate  # noqa: E402
+from shardwright.compiler.frontend.graphs.interpreter import evaluate  # noqa: E402
+from shardwright.compiler.frontend.graphs.program import Program  # noqa: E402
+from shardwright.compiler.frontend.graphs.types import computed_type  # noqa: E402
 from shardwright.compiler.frontend.onnx.model import read_model  # noqa: E402
 from shardwright.compiler.frontend.onnx.operators import ONNX  # noqa: E402
-from shardwright.compiler.frontend.onnx.program import Program  # noqa: E402
 from shardwright.compiler.frontend.onnx.schema import SCHEMA  # noqa: E402
-from shardwright.compiler.frontend.onnx.tensors import (  # noqa: E402
-    TYPES,
-    array_of,
-    computed_type,
-)
+from shardwright.compiler.frontend.onnx.tensors import TYPES, array_of  # noqa: E402
 from shardwright.compiler.frontend.onnx.wire import read  # noqa: E402
 from tests.compiler.frontend.onnx_models.operator_cases import Case, alike, cases  # noqa: E402
 from tests.compiler.frontend.onnx_models.promised import OPERATORS  # noqa: E402

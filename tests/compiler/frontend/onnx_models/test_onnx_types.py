@@ -12,7 +12,7 @@ import pytest
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.detect import import_file
-from shardwright.compiler.frontend.onnx.training import train_task
+from shardwright.compiler.frontend.graphs.training import train_task
 from shardwright.compiler.frontend.onnx.writing import encoded
 from tests.support.compiled import levels_of, link
 from tests.support.onnx_bytes import graph, model, node, value
@@ -109,5 +109,5 @@ def test_a_loss_of_the_graph() -> None:
     made = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     made[np.arange(4), labels] -= 1
     np.testing.assert_allclose(after[0]["w"], W - 0.5 * X.T @ made / 4, rtol=0, atol=1e-5)
-    with pytest.raises(DiagnosticError, match=r"SW_ONNX_LOSS.*got los and"):
+    with pytest.raises(DiagnosticError, match=r"SW_MODEL_LOSS.*got los and"):
         train_task(Path("made.onnx"), with_loss(), "los", optax.sgd(0.5), "")

@@ -14,7 +14,7 @@ import pytest
 
 from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.frontend.detect import import_file
-from shardwright.compiler.frontend.onnx.tensors import narrowed
+from shardwright.compiler.frontend.graphs.types import narrowed
 from shardwright.compiler.frontend.tensorflow.asking import Asked, Tracer
 from shardwright.compiler.frontend.tensorflow.program import Program
 from shardwright.compiler.ir.reference import evaluate

@@ -13,7 +13,7 @@ import pytest
 
 from shardwright.compiler.diagnostics import ImportRuleError, UsageError
 from shardwright.compiler.frontend.detect import import_file
-from shardwright.compiler.frontend.onnx.tensors import narrowed
+from shardwright.compiler.frontend.graphs.types import narrowed
 from shardwright.compiler.frontend.reference import batch_leaves, initial_state, task_batches
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.tensorflow import training

@@ -17,23 +17,17 @@ from typing import Any
 import numpy as np
 
 from shardwright.compiler.diagnostics import ImportRuleError, Loc, did_you_mean
-from shardwright.compiler.frontend.onnx.errors import at_node, of_values, unfit
-from shardwright.compiler.frontend.onnx.model import (
-    Graph,
-    Model,
-    Node,
-    Reference,
-    every_node,
-)
-from shardwright.compiler.frontend.onnx.operators import ONNX
-from shardwright.compiler.frontend.onnx.operators.registry import (
+from shardwright.compiler.frontend.graphs.errors import at_node, of_values, unfit
+from shardwright.compiler.frontend.graphs.graph import Graph, Model, Node, Reference, every_node
+from shardwright.compiler.frontend.graphs.table import (
     MOST_FOLDED,
     Call,
     Function,
     Row,
+    Training,
     is_known,
 )
-from shardwright.compiler.frontend.onnx.tensors import computed_type, narrowed
+from shardwright.compiler.frontend.graphs.types import computed_type, narrowed
 from shardwright.compiler.frontend.written_at import called_at
 
 MOST_NAMED = 5
@@ -49,16 +43,19 @@ def check_operators(model: Model) -> None:
     lines = [f"{_title(node)} ({node.scope}, node {node.number})" for node in without]
     more = f" and {len(lines) - MOST_NAMED} more" if len(lines) > MOST_NAMED else ""
     first = without[0]
-    known = {row.operator for row in ONNX} | own
+    known = {row.operator for row in model.operators} | own
     raise ImportRuleError(
-        "SW_ONNX_OPERATOR",
-        f"operators with a row in opset {model.opset} (docs/onnx.md) are required, got"
+        "SW_MODEL_OPERATOR",
+        f"operators with a row{_release(model)} ({model.form.page}) are required, got"
         f" {', '.join(lines[:MOST_NAMED])}{more}",
         Loc(model.file, first.number, first.scope),
-        did_you_mean(
-            first.operator, known, "export the model with other operators, or convert its opset"
-        ),
+        did_you_mean(first.operator, known, "export the model with other operators"),
     )
+
+
+def _release(model: Model) -> str:
+    """The words for the release of a model's operators, where a form has several."""
+    return f" in opset {model.opset}" if model.opset else ""
 
 
 def _title(node: Node) -> str:
@@ -68,16 +65,16 @@ def _title(node: Node) -> str:
 def _has_row(model: Model, node: Node) -> bool:
     if (node.domain, node.operator) in model.functions:
         return True
-    return not node.domain and ONNX.find(node.operator, model.opset) is not None
+    return not node.domain and model.find(node) is not None
 
 
-def evaluate(model: Model, given: Mapping[str, Any]) -> list[Any]:
+def evaluate(model: Model, given: Mapping[str, Any], training: Training | None = None) -> list[Any]:
     """The results of a model's graph from values of its inputs, and of its weights, by name;
-    initializers that are not given are constants.
+    initializers that are not given are constants. `training` is told what a step is trained for.
 
     Raises ImportRuleError at the node.
     """
-    run = _Run(model, model.opset)
+    run = _Run(model, model.opset, training=training)
     known: Values = {**model.graph.constants, **given}
     run.nodes(model.graph.nodes, known)
     return [known[output.name] for output in model.graph.outputs]
@@ -121,11 +118,12 @@ class _Run:
     model: Model
     opset: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    training: Training | None = None
 
     def nodes(self, nodes: Sequence[Node], known: Values) -> None:
         """Add the results of nodes to what is known."""
         for node in nodes:
-            with at_node(self.model.file, node.number, node.scope):
+            with at_node(self.model, node):
                 operands = [known[name] if name else None for name in node.inputs]
                 results = self._results(self._resolved(node), operands, known)
                 names = node.outputs
@@ -151,10 +149,10 @@ class _Run:
             inner.update(zip(function.inputs, operands, strict=False))
             _Run(self.model, function.opset, attributes).nodes(function.nodes, inner)
             return [inner[name] for name in function.outputs]
-        row = ONNX.find(node.operator, self.opset)
+        row = self.model.operators.find(node.operator, self.opset)
         if row is None:
             raise unfit(f"an operator with a row in opset {self.opset}", node.operator)
-        call = Call(node, self.opset, np, partial(self._graph, outer=known))
+        call = Call(node, self.opset, np, partial(self._graph, outer=known), self.training)
         return _computed(row, call, (self.model.file, node.number), operands)
 
     def _graph(self, graph: Graph, given: Sequence[Any], outer: Values) -> list[Any]:
@@ -245,6 +243,23 @@ def frozen_operands(model: Model) -> set[str]:
     return set(_operands(model, model.graph.nodes, lambda row: row.frozen))
 
 
+def label_operands(model: Model) -> set[str]:
+    """Names of inputs of a graph that only training has: all their uses are labels."""
+    labels = set(_operands(model, model.graph.nodes, lambda row: row.labels))
+    used = (
+        name
+        for node in model.graph.nodes
+        for place, name in enumerate(node.inputs)
+        if not _is_label(model, node, place)
+    )
+    return (labels - set(used)) & {value.name for value in model.graph.inputs}
+
+
+def _is_label(model: Model, node: Node, place: int) -> bool:
+    row = None if node.domain else model.find(node)
+    return row is not None and place in row.labels
+
+
 def _operands(
     model: Model, nodes: Sequence[Node], places: Callable[[Row], Sequence[int]]
 ) -> Iterator[str]:
@@ -256,7 +271,7 @@ def _operands(
             rows = zip(function.inputs, node.inputs, strict=False)
             yield from (given for name, given in rows if name in inside)
             continue
-        row = None if node.domain else ONNX.find(node.operator, model.opset)
+        row = None if node.domain else model.find(node)
         chosen = places(row) if row is not None else ()
         yield from (node.inputs[place] for place in chosen if place < len(node.inputs))
         for graph in node.graphs:

@@ -1,4 +1,4 @@
-"""A training step of an ONNX model: its graph, a loss over its results, and an optimizer.
+"""A training step of a model: its graph, a loss over its results, and an optimizer.
 
 Initializers of floating-point numbers are parameters; running statistics, scales and numbers of 8
 bits stay as they are. What a graph says of training is obeyed nowhere else: dropout is nothing.
@@ -6,7 +6,7 @@ bits stay as they are. What a graph says of training is obeyed nowhere else: dro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.compiler.diagnostics import UsageError, did_you_mean
-from shardwright.compiler.frontend.onnx.errors import damaged
-from shardwright.compiler.frontend.onnx.model import Value
-from shardwright.compiler.frontend.onnx.program import Program
-from shardwright.compiler.frontend.onnx.sizes import Sizes
-from shardwright.compiler.frontend.onnx.tensors import Array, computed_type
+from shardwright.compiler.diagnostics import Loc, UsageError, did_you_mean
+from shardwright.compiler.frontend.graphs.errors import damaged
+from shardwright.compiler.frontend.graphs.graph import Value
+from shardwright.compiler.frontend.graphs.program import Program
+from shardwright.compiler.frontend.graphs.sizes import Sizes
+from shardwright.compiler.frontend.graphs.table import Training
+from shardwright.compiler.frontend.graphs.types import Array, computed_type
 from shardwright.compiler.frontend.task import TrainTask
 from shardwright.compiler.frontend.train_step import tokens_of
 from shardwright.compiler.frontend.updates import trained_of, updated
@@ -96,9 +97,9 @@ class _Step:
         return self.weights(set(self.program.weights) - self.program.trained)
 
     @property
-    def inputs(self) -> tuple[Value, ...]:
-        """Inputs of the graph."""
-        return self.program.model.graph.inputs
+    def inputs(self) -> Sequence[Value]:
+        """Inputs of the graph, without labels."""
+        return self.program.given
 
     def samples(self) -> int:
         """How many samples the graph is of; 0 where it takes any number."""
@@ -119,7 +120,23 @@ class _Step:
                 hint="set --micro-batch, or export it with an open first dim",
             )
         firsts = {v.shape[0] for v in self.inputs if v.shape and isinstance(v.shape[0], str)}
-        return self.program.inputs(self.sizes.but(**dict.fromkeys(filter(None, firsts), samples)))
+        return self.program.inputs(self.sizes.but(samples, *filter(None, firsts)))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether nodes of the graph say what it is trained for."""
+        return not self.loss and self.program.has_loss
+
+    def said(self, samples: int) -> Training:
+        """What nodes of the graph say of a step of so many samples: labels, without values, and
+        the names of weights that change beside the parameters."""
+        import jax
+
+        said = Training()
+        weights = {name: _shape(array) for name, array in self.program.weights.items()}
+        shapes = self.input_shapes(samples)
+        jax.eval_shape(lambda w, i: self.program(w, i, said), weights, shapes)
+        return said
 
     def first_result(self, samples: int) -> Any:
         """The result that a loss is of, without values. Raises UsageError where there is none."""
@@ -135,7 +152,7 @@ class _Step:
             return found[name]
         shown = ", ".join(f"{n} {r.dtype}{list(r.shape)}" for n, r in found.items())
         raise UsageError(
-            "SW_ONNX_LOSS",
+            "SW_MODEL_LOSS",
             f"a training step of {self.name} requires a loss, {', '.join(LOSSES)} of its first"
             f" result or a result that is one number, got {self.loss or 'none'} and {shown}",
             hint=did_you_mean(
@@ -150,6 +167,9 @@ class _Step:
         import jax
 
         found = self.input_shapes(samples)
+        if self.is_own:
+            rows = self.said(samples).labels.items()
+            found |= {name: jax.ShapeDtypeStruct(row.shape, row.dtype) for name, row in rows}
         if self.loss in LOSSES:
             shape, dtype = LOSSES[self.loss].target(self.first_result(samples).shape)
             found[TARGET] = jax.ShapeDtypeStruct(shape, dtype)
@@ -177,19 +197,24 @@ class _Step:
 
     def step(self, params: Any, buffers: Any, opt_state: Any, batch: Any) -> Any:
         """(params, buffers, opt_state, metrics) after one step."""
-        inputs = {value.name: batch[value.name] for value in self.inputs}
+        inputs = {name: leaf for name, leaf in batch.items() if name != TARGET}
 
         def loss_of(params: Mapping[str, Any]) -> tuple[Any, Any]:
             state = {**params, **buffers}
             weights = {name: state[leaf] for name, leaf in self.leaves.items()}
-            found = self.program(weights, inputs)
+            said = Training()
+            found = self.program(weights, inputs, said)
+            changed = {self.leaves[name]: value for name, value in said.changed.items()}
+            if self.is_own:
+                samples = next(iter(inputs.values())).shape[0]
+                return sum(said.losses) / samples, changed
             if self.loss not in LOSSES:
-                return found[self.loss], None
+                return found[self.loss], changed
             first = found[self.program.results[0]]
-            return LOSSES[self.loss].function(first, batch[TARGET]), None
+            return LOSSES[self.loss].function(first, batch[TARGET]), changed
 
         new = updated(loss_of, params, set(params), self.transformation, opt_state)
-        return new.params, buffers, new.opt_state, {"loss": new.loss}
+        return new.params, {**buffers, **new.beside}, new.opt_state, {"loss": new.loss}
 
     def batches(self, seed: int, samples: int, data: str | None) -> Iterator[dict[str, Array]]:
         """Batches of what `data` names, an `.npz` file with an array for each leaf, from its first
@@ -200,27 +225,32 @@ class _Step:
             yield from of_file(Path(data), shapes, samples)
         most = self._most()
         while True:
-            yield {
-                name: drawn(rng, leaf, most.get(name, 2)) for name, leaf in sorted(shapes.items())
-            }
+            yield {name: drawn(rng, leaf, most.get(name)) for name, leaf in sorted(shapes.items())}
 
     def _most(self) -> dict[str, int]:
         """How many different whole numbers an input or a target may be: as many as a table has
         rows that it is an index of, or as there are classes."""
         graph, found = self.program.model.graph, dict[str, int]()
         for node in graph.nodes:
-            if node.operator == "Gather" and node.inputs[0] in graph.constants:
+            row = None if node.domain else self.program.model.find(node)
+            if row is None or row.picks is None:
+                continue
+            indices, table = (node.inputs[place] for place in row.picks)
+            if table in graph.constants:
                 axis = int(node.attributes.get("axis", 0))
-                found[node.inputs[1]] = graph.constants[node.inputs[0]].shape[axis]
+                found[indices] = graph.constants[table].shape[axis]
+        if self.is_own:
+            rows = self.said(self.samples() or 1).labels.items()
+            found |= {name: row.classes for name, row in rows if row.classes}
         if self.loss == "cross_entropy":
             found[TARGET] = self.first_result(self.samples() or 1).shape[-1]
         return found
 
 
-def drawn(rng: np.random.Generator, leaf: Any, most: int) -> Array:
-    """Random values of a leaf."""
-    is_whole = np.dtype(leaf.dtype).kind in "biu"
-    drawn = rng.integers(0, most, leaf.shape) if is_whole else rng.normal(size=leaf.shape)
+def drawn(rng: np.random.Generator, leaf: Any, most: int | None) -> Array:
+    """Random values of a leaf, whole numbers below `most` where it is an index, of any type."""
+    is_whole = most is not None or np.dtype(leaf.dtype).kind in "biu"
+    drawn = rng.integers(0, most or 2, leaf.shape) if is_whole else rng.normal(size=leaf.shape)
     found: Array = drawn.astype(leaf.dtype)
     return found
 
@@ -269,9 +299,12 @@ def train_task(path: Path, data: bytes, loss: str, transformation: Any, sizes: s
     program = Program.read(data, str(path))
     step = _Step(program, Sizes.of(sizes), loss, transformation, path.stem)
     if not step.inputs:
-        raise damaged("a graph without inputs, which has no samples")
+        given = "a graph without inputs, which has no samples"
+        raise damaged(given, program.model.form, Loc(str(path)))
     samples = step.samples()
-    step.first_result(samples or 1)
+    if not step.is_own:
+        step.first_result(samples or 1)
+    changed = {step.leaves[name] for name in step.said(samples or 1).changed}
     return TrainTask(
         step=step.step,
         init=step.init,
@@ -279,7 +312,7 @@ def train_task(path: Path, data: bytes, loss: str, transformation: Any, sizes: s
         batch=step.batch,
         batches=step.batches,
         state_names=STATE,
-        roles={f"{BUFFERS}/{name}": "frozen" for name in step.buffers},
+        roles={f"{BUFFERS}/{name}": "frozen" for name in step.buffers if name not in changed},
         samples=samples,
         tokens_per_sample=tokens_of(step.batch(samples or 1), 0),
         name=path.stem,

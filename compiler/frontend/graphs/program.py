@@ -1,4 +1,4 @@
-"""An ONNX model as a function of its weights and inputs, and as StableHLO."""
+"""A model of operators as a function of its weights and inputs, and as StableHLO."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.compiler.diagnostics import ImportRuleError, Loc
 from shardwright.compiler.frontend.capture import Lowered, function_artifact
-from shardwright.compiler.frontend.locations import MODULE_FILE, named_file
-from shardwright.compiler.frontend.onnx.errors import untyped
-from shardwright.compiler.frontend.onnx.interpreter import (
+from shardwright.compiler.frontend.graphs.errors import untyped
+from shardwright.compiler.frontend.graphs.forms import NAMES, form_of
+from shardwright.compiler.frontend.graphs.graph import Model, Value
+from shardwright.compiler.frontend.graphs.interpreter import (
     check_operators,
     evaluate,
     frozen_operands,
     known_operands,
+    label_operands,
 )
-from shardwright.compiler.frontend.onnx.model import Model, read_model
-from shardwright.compiler.frontend.onnx.sizes import Sizes
-from shardwright.compiler.frontend.onnx.tensors import Array, computed_type, narrowed
+from shardwright.compiler.frontend.graphs.sizes import Sizes
+from shardwright.compiler.frontend.graphs.table import Training
+from shardwright.compiler.frontend.graphs.types import Array, computed_type, narrowed
+from shardwright.compiler.frontend.locations import MODULE_FILE, named_file
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,18 @@ class Program:
 
     @classmethod
     def read(cls, data: bytes, file: str = MODULE_FILE) -> Program:
-        """That of a file, as of `read_model`. Raises ImportRuleError as that, and for operators
-        without a row."""
+        """That of a file, whose form is found by its content; files of its weights lie beside it.
+        Raises ImportRuleError as the reader of the form, and for operators without a row."""
+        form = form_of(data)
+        if form is None:
+            raise ImportRuleError(
+                "SW_MODEL_FORM",
+                f"a model of {' or '.join(NAMES)} is required, got"
+                f" {len(data)} bytes that begin with {data[:16]!r}",
+                Loc(file),
+            )
         with named_file(file):
-            model = read_model(data, file)
+            model = form.read(data, file)
             check_operators(model)
         return cls(model)
 
@@ -60,26 +72,47 @@ class Program:
         """Names of its results."""
         return [output.name for output in self.model.graph.outputs]
 
+    @cached_property
+    def labels(self) -> set[str]:
+        """Names of inputs that only training has."""
+        return label_operands(self.model)
+
+    @cached_property
+    def given(self) -> list[Value]:
+        """Inputs that every step has."""
+        return [value for value in self.model.graph.inputs if value.name not in self.labels]
+
+    @cached_property
+    def has_loss(self) -> bool:
+        """Whether a node says what the graph is trained for."""
+        rows = (self.model.find(node) for node in self.model.graph.nodes if not node.domain)
+        return any(row is not None and row.is_loss for row in rows)
+
     def inputs(self, sizes: Sizes) -> dict[str, Any]:
         """Inputs without values. Raises UsageError, ImportRuleError for dims without a size."""
         import jax
 
         found = {}
         with named_file(self.model.file):
-            shapes = sizes.shapes(self.model.graph)
-            for value in self.model.graph.inputs:
+            shapes = sizes.shapes(self.given)
+            for value in self.given:
                 if value.dtype is None:
                     raise untyped(f"input {value.name}", "a value without a type")
                 dtype = computed_type(value.dtype)
                 found[value.name] = jax.ShapeDtypeStruct(shapes[value.name], dtype)
         return found
 
-    def __call__(self, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Its results by name."""
+    def __call__(
+        self,
+        weights: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        training: Training | None = None,
+    ) -> dict[str, Any]:
+        """Its results by name, of labels that are given or not."""
         import jax.numpy as jnp
 
         given = {name: jnp.asarray(value) for name, value in {**weights, **inputs}.items()}
-        results = evaluate(self.model, given)
+        results = evaluate(self.model, {**dict.fromkeys(self.labels), **given}, training)
         return {
             name: jnp.asarray(narrowed(value) if isinstance(value, np.ndarray) else value)
             for name, value in zip(self.results, results, strict=True)

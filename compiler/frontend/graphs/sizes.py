@@ -1,4 +1,7 @@
-"""Sizes of dims that a model leaves open: `batch=4,x=4x3x8x8` says named dims and whole inputs."""
+"""Sizes of dims that a model leaves open: `batch=4,x=4x3x8x8` says named dims and whole inputs.
+
+In an input of which a file says nothing, `?` is the samples of a training step: `x=?x3x8x8`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.compiler.diagnostics import ImportRuleError, Loc, UsageError, did_you_mean
+from shardwright.compiler.frontend.graphs.errors import untyped
+from shardwright.compiler.frontend.graphs.graph import Value
 from shardwright.compiler.frontend.locations import MODULE_FILE
-from shardwright.compiler.frontend.onnx.errors import untyped
-from shardwright.compiler.frontend.onnx.model import Graph, Value
 
 Shape = tuple[int, ...]
+Open = tuple[int | None, ...]
 _FORM = "name=size of a dim or name=4x3x8x8 of an input, with commas between them"
 
 
@@ -18,7 +22,8 @@ _FORM = "name=size of a dim or name=4x3x8x8 of an input, with commas between the
 class Sizes:
     """Sizes by name: of a dim, or of all dims of an input."""
 
-    given: Mapping[str, Shape] = field(default_factory=dict)
+    given: Mapping[str, Open] = field(default_factory=dict)
+    samples: int | None = None
 
     @classmethod
     def of(cls, text: str) -> Sizes:
@@ -27,25 +32,25 @@ class Sizes:
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, sizes = part.rpartition("=")
             numbers = sizes.split("x")
-            if not equals or not name or not all(n.isascii() and n.isdigit() for n in numbers):
+            if not equals or not name or not all(map(_is_size, numbers)):
                 raise _refused(_FORM, repr(part))
-            found[name.strip()] = tuple(map(int, numbers))
+            found[name.strip()] = tuple(None if n == "?" else int(n) for n in numbers)
         return cls(found)
 
-    def but(self, **sizes: int) -> Sizes:
-        """With sizes of dims that are not said."""
-        return Sizes({**{name: (size,) for name, size in sizes.items()}, **self.given})
+    def but(self, samples: int, *names: str) -> Sizes:
+        """With so many samples, which are also the size of some dims, where they are not said."""
+        return Sizes({**dict.fromkeys(names, (samples,)), **self.given}, samples)
 
-    def shapes(self, graph: Graph) -> dict[str, Shape]:
+    def shapes(self, inputs: Sequence[Value]) -> dict[str, Shape]:
         """The shape of every input of a graph. Raises UsageError for sizes that do not fit, and
         ImportRuleError NCC_EMOD025 for dims without one."""
-        names = {value.name for value in graph.inputs} | set(open_dims(graph.inputs))
+        names = {value.name for value in inputs} | set(open_dims(inputs))
         for name in self.given:
             if name not in names:
                 hint = did_you_mean(name, names, "leave it out: every dim has a size")
                 raise _refused(f"names of inputs or open dims, {_listed(names)},", name, hint)
-        found = {value.name: self._shape(value) for value in graph.inputs}
-        missing = [value for value in graph.inputs if _is_open(found[value.name])]
+        found = {value.name: self._shape(value) for value in inputs}
+        missing = [value for value in inputs if _is_open(found[value.name])]
         if missing:
             raise _open(missing, found)
         return {name: tuple(d for d in dims or () if d is not None) for name, dims in found.items()}
@@ -53,12 +58,14 @@ class Sizes:
     def _shape(self, value: Value) -> tuple[int | None, ...] | None:
         """The dims of an input, None where there is no size."""
         whole = self.given.get(value.name)
+        if whole is not None and whole[0] is None:
+            whole = (self.samples, *whole[1:])
         if value.shape is None:
             return whole
         if whole is None:
             return tuple(self._dim(dim) for dim in value.shape)
         fits = len(whole) == len(value.shape) and all(
-            isinstance(own, str) or own == size
+            isinstance(own, str) or size in (own, None)
             for own, size in zip(value.shape, whole, strict=True)
         )
         if not fits:
@@ -70,7 +77,7 @@ class Sizes:
             return dim
         sizes = self.given.get(dim)
         if sizes is not None and len(sizes) != 1:
-            raise _refused(f"one size of dim {dim}", "x".join(map(str, sizes)))
+            raise _refused(f"one size of dim {dim}", "x".join(str(n or "?") for n in sizes))
         return sizes[0] if sizes else None
 
 
@@ -88,13 +95,17 @@ def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _dims(shape: Sequence[int | str]) -> str:
+def _is_size(text: str) -> bool:
+    return text == "?" or (text.isascii() and text.isdigit())
+
+
+def _dims(shape: Sequence[int | str | None]) -> str:
     return "[" + ", ".join(str(dim) or "?" for dim in shape) + "]"
 
 
 def _refused(required: str, given: str, hint: str = "") -> UsageError:
     return UsageError(
-        "SW_ONNX_SHAPE",
+        "SW_MODEL_SHAPE",
         f"--input-shape requires {required}, got {given}".replace(",,", ","),
         hint=hint or "for example --input-shape batch=4,x=4x3x8x8",
     )

@@ -1,0 +1,1 @@
+"""Graphs of operators that other frameworks write as files: what their forms share."""

@@ -1,0 +1,1 @@
+"""MXNet models: a symbol's JSON and its parameters, each operator a function on JAX arrays."""
