@@ -134,9 +134,8 @@ def test_what_a_recipe_cannot_obey_is_refused() -> None:
     with pytest.raises(UsageError, match="got 'vit-base'") as refused:
         load(None, ["model.recipe=vit-base"])
     assert QUICK in (refused.value.diagnostic.hint or "")
-    with pytest.raises(
-        UsageError, match="exactly one of preset, config, entry, hlo, onnx, mxnet, recipe"
-    ):
+    keys = "preset, config, entry, hlo, onnx, mxnet, tensorflow, recipe"
+    with pytest.raises(UsageError, match=f"exactly one of {keys}"):
         resolve_task(load(None, [f"model.recipe={QUICK}", "model.preset=llama2-7b"]))
 
 
