@@ -20,6 +20,7 @@ from shardwright.compiler.isa.program import Function, Kernel, Program
 from shardwright.compiler.linking.budget import check_activations
 from shardwright.compiler.linking.link import Location, link_program, placed_function
 from shardwright.compiler.lower.function import Signature, lower_to_fixpoint
+from shardwright.compiler.lower.rule import budget_of
 from shardwright.compiler.lower.task import ORDINAL_FILE
 from shardwright.compiler.lower.write_out import Lowered
 from shardwright.compiler.machine.target import Target, load_target
@@ -76,7 +77,7 @@ def _compiled(
         options = replace(options, native_int64="default")
     graph = run(graph, unit_passes(options, machine.core.generation))
     core = LogicalCore(machine, options)
-    fixpoint = lower_to_fixpoint(graph, signature, options, core)
+    fixpoint = lower_to_fixpoint(graph, signature, options, core, budget_of(machine, options))
     note("fusion", lambda: fusion_text(fixpoint))
     note("kernels", lambda: kernels_text(fixpoint.lowered))
     return generate_function(fixpoint.lowered, core)

@@ -12,7 +12,7 @@ class ModelType:
     """Choices that suit a family of models.
 
     `keep_scores`: by how much a reduction fusion may be slower than its parts, because the memory
-    is worth more in training. `wide_norms`: loop fusions keep up to 150 KiB of a row on chip, so
+    is worth more in training. `wide_norms`: loop fusions fill more of an SBUF partition, so
     that a normalisation over positions and channels is one kernel. `searched`: kinds of nests
     (contraction, loop, windows) that are searched at -O2 as they are at -O3.
     """

@@ -15,25 +15,11 @@ from shardwright.compiler.diagnostics import DiagnosticError
 from shardwright.compiler.ir.traits import REDUCTIONS
 from shardwright.compiler.lower.cost_oracle import QUICK_MARGIN, CostOracle, time_or_inf
 from shardwright.compiler.lower.group import Groups, Part
-from shardwright.compiler.lower.rule import Budget
 from shardwright.compiler.lower.space import Refusal
 from shardwright.compiler.lower.task import ClashError, NeedsCopyError, NeedsScratchError
 from shardwright.compiler.lower.write_out import kernel_program
 from shardwright.compiler.model_types import MODEL_TYPES
 from shardwright.compiler.options import CompileOptions
-
-LOOP_BYTES = 96 * 1024
-"""Half of an SBUF partition of NeuronCore-v2 (documented: 192 KiB); the other half is left to
-double buffering (our choice).
-"""
-
-LARGE_LOOP_BYTES = 150 * 1024
-"""What a loop fusion may fill of an SBUF partition, single buffers (lowering study, assumption)."""
-
-ROW_BYTES = 182 * 1024
-"""What reduction fusions may take of an SBUF partition of NeuronCore-v2 (documented: 192 KiB): the
-tile planner leaves 5 % to what allocation rounds up. The code generator says whether a kernel fits.
-"""
 
 SEARCH_BYTES = 1 << 20
 """Loop merges that keep less than this on chip are not timed: both forms end within a few DMA
@@ -50,7 +36,6 @@ class Policy:
     `margin`: how much slower than its parts a kernel may be, for what it saves in HBM.
     """
 
-    budget: Budget
     coded: frozenset[str] = frozenset()
     timed: frozenset[str] = frozenset()
     crossing: bool = False
@@ -74,7 +59,6 @@ def policy_of(options: CompileOptions) -> Policy:
         3: ("reduction", "epilogue", "loop"),
     }[level]
     return Policy(
-        budget=Budget(LARGE_LOOP_BYTES if model.wide_norms else LOOP_BYTES, ROW_BYTES),
         coded=frozenset(("reduction", "epilogue", *(("loop",) if model.wide_norms else ()))),
         timed=frozenset(phases),
         crossing=level > 1,

@@ -41,7 +41,7 @@ from shardwright.compiler.lower.rewrites import (
     REMAT_ACROSS_KERNELS,
     SINK_TRANSPOSES,
 )
-from shardwright.compiler.lower.rule import Budget, Rule
+from shardwright.compiler.lower.rule import Budget, Rule, budget_of
 from shardwright.compiler.lower.storage import Storage
 from shardwright.compiler.lower.task import (
     ClashError,
@@ -51,6 +51,7 @@ from shardwright.compiler.lower.task import (
 )
 from shardwright.compiler.lower.windows import stored_windows
 from shardwright.compiler.lower.write_out import Lowered, place_scratch, write_out
+from shardwright.compiler.machine.target import FIRST_TARGET, load_target
 from shardwright.compiler.options import DEFAULTS, CompileOptions
 from shardwright.compiler.passes.scalars import parameter
 from shardwright.compiler.rewriting.driver import run
@@ -121,11 +122,12 @@ def lower_to_fixpoint(
     """Lower a loop-free graph, with the choices that were made on the way.
 
     `oracle` times kernels, so that merges can be refused for being slow; without one every legal
-    merge is kept. Raises CompileError for what the target cannot do, with the op's location.
+    merge is kept. `budget` is that of the machine, or of `FIRST_TARGET`. Raises CompileError for
+    what the target cannot do, with the op's location.
     """
     graph = run(graph, NATIVE_LOWERING if options.native_int64 == "enabled" else LOWERING)
     _check_sizes(graph)
-    budget = budget or policy_of(options).budget
+    budget = budget or budget_of(load_target(FIRST_TARGET), options)
     alone = _softmax_operators(graph, options)
     found = _best(_Try(graph, signature, options, budget, oracle, alone))
     place_scratch(found.lowered)

@@ -13,28 +13,54 @@ from shardwright.compiler.ir.types import Value
 from shardwright.compiler.lower.indexing_map import all_leaves
 from shardwright.compiler.lower.space import Refusal, RefusedError, Space
 from shardwright.compiler.lower.task import WRITE, Task
+from shardwright.compiler.machine.target import Target
+from shardwright.compiler.model_types import MODEL_TYPES
+from shardwright.compiler.options import CompileOptions
 
 if TYPE_CHECKING:
     from shardwright.compiler.lower.group import Groups, Part
+
+
+_ROW_SHARE = 0.95
+"""Of an SBUF partition, what reduction fusions may take: the tile planner leaves 5 % to what
+allocation rounds up. The code generator says whether a kernel fits."""
+
+_LOOP_SHARES = {False: 1 / 2, True: 25 / 32}
+"""Of an SBUF partition, what a loop fusion may take: half, the rest is left to double buffering
+(our choice); with `wide_norms` what single buffers leave (150 KiB of 192: lowering study,
+assumption).
+"""
+
+_BALANCE_SHARE = 6 / 7  # of the balance of a core, flop per byte of HBM (our choice)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Limits of kernels.
 
-    `loop_bytes`: what the values of 128 rows of a loop fusion may take per partition;
-    `row_bytes`: the same for a kernel with contractions, packed tiles and accumulators included.
+    `loop_bytes`: what the values of a partition's worth of rows of a loop fusion may take per
+    partition; `row_bytes`: the same for a kernel with contractions, packed tiles and accumulators
+    included; `intensity`: flop of a contraction per HBM byte saved above which it keeps tiles of
+    its own.
     """
 
     loop_bytes: int
     row_bytes: int
-    intensity: int = 192
-    """Flop of a contraction per HBM byte saved above which it keeps tiles of its own: below the
-    balance of a core (hardware.json: 91.75 TFLOP/s of bf16 against 410 GB/s is 224; our choice).
-    """
+    intensity: int
     max_tasks: int = 200
     max_streams: int = 32
     """Loads and stores; keeps the DMA queues of a tile loop in proportion (assumption)."""
+
+
+def budget_of(machine: Target, options: CompileOptions) -> Budget:
+    """The limits of kernels on a physical core of `machine`, from the facts of its file."""
+    core, sbuf = machine.core, machine.core.limits.sbuf_bytes
+    balance = core.peak_bf16_flops_per_s / machine.hbm_bytes_per_s_per_core
+    return Budget(
+        loop_bytes=int(_LOOP_SHARES[MODEL_TYPES[options.model_type].wide_norms] * sbuf),
+        row_bytes=int(_ROW_SHARE * sbuf),
+        intensity=round(_BALANCE_SHARE * balance),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,5 +136,5 @@ def test_random_graphs(data: st.DataObject, loop_bytes: int) -> None:
         inputs,
         signature,
         tolerance=1e-5,
-        budget=Budget(loop_bytes, loop_bytes),
+        budget=Budget(loop_bytes, loop_bytes, 192),
     )

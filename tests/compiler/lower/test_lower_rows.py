@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,8 +20,9 @@ from shardwright.compiler.lower.accept import policy_of
 from shardwright.compiler.lower.cost_oracle import Clock
 from shardwright.compiler.lower.explain import explain_fusion
 from shardwright.compiler.lower.function import Signature, lower_to_fixpoint
-from shardwright.compiler.lower.rule import Budget
+from shardwright.compiler.lower.rule import Budget, budget_of
 from shardwright.compiler.lower.write_out import Lowered
+from shardwright.compiler.machine.target import load_target
 from shardwright.compiler.options import CompileOptions
 from tests.support.kernel_reference import check_lowering, lower_function
 
@@ -177,14 +178,14 @@ def test_packed_tiles_that_do_not_fit_stay_contractions() -> None:
 
 def test_scores_that_do_not_fit_are_cut_where_the_bytes_are_fewest() -> None:
     graph = forward()
-    lowered = check_lowering(graph, INPUTS, budget=Budget(1 << 16, 400))
+    lowered = check_lowering(graph, INPUTS, budget=Budget(1 << 16, 400, 192))
     assert len(compute(lowered)) > 1
 
 
 @pytest.mark.parametrize(("row_bytes", "left"), [(2380, 1), (2480, 0)])
 def test_scores_between_kernels_are_made_again(row_bytes: int, left: int, monkeypatch) -> None:
     """Where the backward pass does not fit in one kernel, its halves share no score tensor."""
-    budget, inputs = Budget(1 << 16, row_bytes), [*INPUTS, normal(HEADS, T, E)]
+    budget, inputs = Budget(1 << 16, row_bytes, 192), [*INPUTS, normal(HEADS, T, E)]
     with monkeypatch.context() as without:
         without.setattr(function, "MAX_REMAT_ROUNDS", 0)
         before = score_tensors(lower_function(backward(), budget=budget))
@@ -223,7 +224,7 @@ def test_what_is_made_again_is_held_against_the_clock(searched: Clock, stored: b
     code that will run decides.
     """
     fixpoint = lower_to_fixpoint(
-        backward(), budget=Budget(1 << 16, 2480), oracle=Oracle(slow_exponentials, searched)
+        backward(), budget=Budget(1 << 16, 2480, 192), oracle=Oracle(slow_exponentials, searched)
     )
     assert bool(score_tensors(fixpoint.lowered)) is stored
 
@@ -233,7 +234,7 @@ def test_what_hbm_does_not_hold_is_no_code_to_compare_with() -> None:
     size = HEADS * T * S * 4
     for room, stored in ((size, 1), (size - 1, 0)):
         oracle = Oracle(slow_exponentials, slow_exponentials, room)
-        fixpoint = lower_to_fixpoint(backward(), budget=Budget(1 << 16, 2480), oracle=oracle)
+        fixpoint = lower_to_fixpoint(backward(), budget=Budget(1 << 16, 2480, 192), oracle=oracle)
         assert score_tensors(fixpoint.lowered) == stored
 
 
@@ -297,9 +298,20 @@ def test_loops_that_fold_both_ways_are_held_against_their_parts(
 def test_levels_try_different_merges() -> None:
     timed = [policy_of(CompileOptions(optlevel=level)).timed for level in (1, 2, 3)]
     assert timed == [{"reduction"}, {"reduction", "epilogue"}, {"reduction", "epilogue", "loop"}]
-    unet = policy_of(CompileOptions(model_type="unet-inference"))
-    assert unet.budget.loop_bytes > policy_of(CompileOptions()).budget.loop_bytes
     assert policy_of(CompileOptions(model_type="transformer")).margin > 0
+
+
+def test_budgets_are_those_of_the_machine() -> None:
+    first, later = (load_target(name) for name in ("trn1.32xlarge", "trn2.48xlarge"))
+    budget = budget_of(first, CompileOptions())
+    assert budget.loop_bytes == 96 * 1024  # half of the 192 KiB of a partition
+    unet = budget_of(first, CompileOptions(model_type="unet-inference"))
+    assert unet.loop_bytes == 150 * 1024
+    assert budget_of(later, CompileOptions()).loop_bytes == 112 * 1024  # of 224 KiB
+    narrow = replace(first, hbm_bytes_per_s_per_core=first.hbm_bytes_per_s_per_core / 2)
+    assert budget_of(narrow, CompileOptions()).intensity == pytest.approx(
+        2 * budget.intensity, abs=1
+    )
 
 
 def test_result_of_a_sum_may_be_converted_and_stored_in_place() -> None:
@@ -359,7 +371,7 @@ def test_explanation_names_the_first_failed_rule() -> None:
     graph = forward()
     stories = explain_fusion(graph, Signature(), oracle=Oracle(oracle, oracle))
     assert {m.refusal.rule for s in stories for m in s.refused} == {"slower"}
-    few = lower_to_fixpoint(graph, budget=Budget(1 << 16, 400))
+    few = lower_to_fixpoint(graph, budget=Budget(1 << 16, 400, 192))
     assert len(few.groups.parts) > 1
     stories = explain_fusion(graph, Signature(), CompileOptions(attention="fused"))
     assert {m.refusal.rule for s in stories for m in s.refused} == {"kind"}
