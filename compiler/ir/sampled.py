@@ -52,8 +52,9 @@ def _drawn(op: Op, args: Arrays, draws: Draws, casts: Casts | None) -> Arrays:
     if not _rounds(op):
         return results
     terms: Sequence[np.ndarray | None] = _terms(op, args) or [None] * len(results)
+    of_integers = op.name == "convert" and not op.operands[0].type.dtype.is_float
     moved = [
-        draws.moved(op.name, result, value.type.dtype, sizes)
+        draws.moved(op.name, result, value.type.dtype, sizes, of_integers)
         for value, result, sizes in zip(op.results, results, terms, strict=True)
     ]
     if short is not None and op.name in short.results_of:

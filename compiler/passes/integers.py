@@ -82,10 +82,10 @@ def _is_cut(op: Op, ranges: dict[Value, Interval]) -> bool:
     target = op.results[0].type.dtype if op.results else DType.PRED
     if op.name in CASTS and target.is_integer and target not in _HELD_AS:
         return False
-    return any(not _fits(v, ranges) for v in (*op.operands, *op.results))
+    return any(not fits(v, ranges) for v in (*op.operands, *op.results))
 
 
-def _fits(value: Value, ranges: dict[Value, Interval]) -> bool:
+def fits(value: Value, ranges: dict[Value, Interval]) -> bool:
     """Whether 32 bits hold every element; the limits of the type stand for infinity."""
     held = _HELD_AS.get(value.type.dtype)
     if held is None:

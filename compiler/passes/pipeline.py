@@ -27,12 +27,14 @@ from shardwright.compiler.passes.saturate import saturate_infinity
 from shardwright.compiler.passes.simplify import simplify
 from shardwright.compiler.passes.split_concats import split_concats
 from shardwright.compiler.passes.unroll import unroll
+from shardwright.compiler.passes.words import in_words
 from shardwright.compiler.rewriting.driver import Rewrite
 from shardwright.compiler.rewriting.specs import LOOP_FREE, NO_BARRIERS, NO_DOUBLES
 
 Pass = Rewrite[Graph, ..., Graph]
 
 UNROLL = Rewrite("unroll", unroll, "short elementwise loops become straight code")
+WORDS = Rewrite("in_words", in_words, "64-bit integers that are taken apart are pairs of words")
 FOLD = Rewrite("fold", fold, "constants are computed, identities and what cancels go")
 CANONICALISE_DOTS = Rewrite(
     "canonicalise_dots",
@@ -113,6 +115,7 @@ PASSES: tuple[Pass, ...] = (FOLD, SIMPLIFY, CSE, DCE)
 # transpose. Simplifying makes concatenations of padded pieces, and reduces what splitting leaves.
 STEP_PASSES: tuple[Pass, ...] = (
     UNROLL,
+    WORDS,
     FOLD,
     CANONICALISE_DOTS,
     SIMPLIFY,

@@ -65,9 +65,18 @@ class Draws:
         self._random = np.random.default_rng(seed)
 
     def moved(
-        self, name: str, result: np.ndarray, dtype: DType, terms: np.ndarray | None = None
+        self,
+        name: str,
+        result: np.ndarray,
+        dtype: DType,
+        terms: np.ndarray | None = None,
+        of_integers: bool = False,
     ) -> np.ndarray:
         """What op `name` gave as `dtype`, each element moved within its rounding.
+
+        `of_integers`: the op converts integers, and a float type has every one of them up to 2 to
+        the number of its significand's bits, so that nothing is rounded there. A class 2 that is
+        1.9999999 in a draw is another class where it becomes an integer again.
 
         `terms` is, of an op that adds up in fp32, the sum of the magnitudes of what it added: the
         errors of a sum in any order are a part of that, however little its terms leave of each
@@ -78,6 +87,9 @@ class Draws:
         reach = np.abs(np.asarray(result, np.float64)) * unit_roundoff(dtype)
         if terms is not None:
             reach += np.asarray(terms, np.float64) * unit_roundoff(DType.F32)
+        if of_integers:
+            is_exact = np.abs(np.asarray(result, np.float64)) <= 1 / unit_roundoff(dtype)
+            reach = np.where(is_exact, 0.0, reach)
         return self._within(result, reach)
 
     def rounded(self, array: np.ndarray, dtype: DType) -> np.ndarray:

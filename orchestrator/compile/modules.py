@@ -33,7 +33,7 @@ from shardwright.compiler.outline.unit import Unit
 from shardwright.compiler.passes.doubles import doubles_narrowed
 from shardwright.compiler.passes.indices import crosswise_windows
 from shardwright.compiler.passes.integers import downcasts
-from shardwright.compiler.passes.pipeline import DCE, DOUBLES, ONE_HOT, step_passes
+from shardwright.compiler.passes.pipeline import DCE, DOUBLES, ONE_HOT, WORDS, step_passes
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
@@ -205,7 +205,7 @@ def _read(
         findings = list(module.facts.findings)
         for one in (graph, *module.facts.regions):
             findings += doubles_narrowed(one, resolved.options)
-            live = run(one, (DCE,))
+            live = run(one, (WORDS, DCE))
             findings += downcasts(live, resolved.options, asked.generation)
             findings += _windows(one, profile)
         for finding in findings:

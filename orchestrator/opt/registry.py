@@ -39,6 +39,7 @@ STAGES: Mapping[str, tuple[Rewrite[Any, ..., Any], ...]] = MappingProxyType(
             preparing.REROLLED,
             passes.NARROW_DOUBLES,
             passes.UNROLL,
+            passes.WORDS,
             passes.FOLD,
             passes.CANONICALISE_DOTS,
             passes.SIMPLIFY,

@@ -212,10 +212,11 @@ class _Planner:
         widens = op == "convert" and given.is_float and given.bytes <= dtype.bytes
         if widens or (op == "reduce" and node.attrs["kind"] not in ("add", "multiply")):
             return step
+        of_integers = op == "convert" and not given.is_float
 
         def run(values: Values, arrays: Arrays, registers: Registers) -> np.ndarray:
             sizes = terms(values, arrays, registers) if terms else None
-            return draws.moved(op, step(values, arrays, registers), dtype, sizes)
+            return draws.moved(op, step(values, arrays, registers), dtype, sizes, of_integers)
 
         return run
 

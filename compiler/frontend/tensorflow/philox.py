@@ -1,4 +1,4 @@
-"""Philox, the generator that XLA's bridge gives TensorFlow on a CPU, in operators of 32 bits.
+"""Philox, the generator that XLA's bridge gives TensorFlow on a CPU, written out.
 
 The machine's compiler takes no `rng_bit_generator` of Philox; written out it is additions,
 products and exclusive ors. Source: Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as
@@ -73,20 +73,11 @@ def _cipher(x: Sequence[Any], key: tuple[Any, Any]) -> Sequence[Any]:
 
 
 def _product(word: Any, by: int) -> tuple[Any, Any]:
-    """(low, high) word of a product, by halves of 16 bits."""
+    """(low, high) word of a product, which `passes/words.py` takes apart."""
+    import jax.numpy as jnp
     from jax import lax
 
-    def top(value: Any) -> Any:
-        return lax.shift_right_logical(value, lax.full_like(value, 16))
-
-    def times(value: Any, number: int) -> Any:
-        return lax.mul(value, lax.full_like(value, number))
-
-    def rest(value: Any) -> Any:
-        return lax.bitwise_and(value, lax.full_like(value, 0xFFFF))
-
-    low, high = rest(word), top(word)
-    middle = lax.add(times(high, by & 0xFFFF), top(times(low, by & 0xFFFF)))
-    other = lax.add(times(low, by >> 16), rest(middle))
-    upper = lax.add(times(high, by >> 16), lax.add(top(middle), top(other)))
-    return times(word, by), upper
+    wide = lax.convert_element_type(word, jnp.uint64)
+    whole = lax.mul(wide, lax.full_like(wide, by))
+    high = lax.shift_right_logical(whole, lax.full_like(whole, 32))
+    return lax.convert_element_type(whole, jnp.uint32), lax.convert_element_type(high, jnp.uint32)

@@ -56,6 +56,27 @@ def test_a_sum_moves_by_a_part_of_its_terms_when_they_cancel() -> None:
     assert 2**-24 < moved[0] <= 1.5 * 4096 * 2**-24
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted", "moves"),
+    [
+        (DType.I32, DType.F32, [False, False, True]),
+        (DType.I32, DType.BF16, [False, True, True]),
+        (DType.PRED, DType.F32, [False, False, False]),
+    ],
+    ids=lambda value: str(getattr(value, "value", "")),
+)
+def test_integers_that_a_float_type_has_stay(
+    given: DType, wanted: DType, moves: list[bool]
+) -> None:
+    """A class of samples that has been a float is the same class again; only the last of 3, 2^24
+    and 2^24 + 3 is none of fp32, and above 2^8 bf16 rounds."""
+    b = Builder()
+    graph = b.finish(b.convert(b.input((3, 500), given), wanted))
+    numbers = np.repeat(np.array([[3], [2**24], [2**24 + 3]], given.numpy), 500, axis=1)
+    (kept,), (found,) = evaluate(graph, [numbers]), sample(graph, [numbers], 0)
+    assert list((found != kept).any(axis=1)) == moves
+
+
 @pytest.mark.parametrize("kind", ["max", "min"])
 def test_the_largest_element_is_one_of_them(kind: str) -> None:
     assert not effects(reduced(kind, NUMBERS.shape), NUMBERS).any()
