@@ -159,7 +159,8 @@ class _Sorter:
         b, (key,) = self.b, self.op.attrs.keys
         keys = self._key(*key)
         place = b.iota(keys.type.shape, 1)
-        last, nowhere = b.splat(_last(keys.type.dtype), keys), b.splat(_LAST, place)
+        last = b.splat(_last(keys.type.dtype), keys)
+        nowhere = last if last.type == place.type else b.splat(_LAST, place)
         taken: Value | None = None
         best: list[Value] = []
         where: list[Value] = []

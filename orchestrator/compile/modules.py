@@ -30,10 +30,12 @@ from shardwright.compiler.neff.serial import serial_bytes
 from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.outline.unit import Unit
+from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.doubles import doubles_narrowed
 from shardwright.compiler.passes.indices import crosswise_windows
 from shardwright.compiler.passes.integers import downcasts
-from shardwright.compiler.passes.pipeline import DCE, DOUBLES, ONE_HOT, WORDS, step_passes
+from shardwright.compiler.passes.pipeline import DOUBLES, ONE_HOT, step_passes
+from shardwright.compiler.passes.words import in_words
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
 from shardwright.compiler.steps import note, step
@@ -205,7 +207,7 @@ def _read(
         findings = list(module.facts.findings)
         for one in (graph, *module.facts.regions):
             findings += doubles_narrowed(one, resolved.options)
-            live = run(one, (WORDS, DCE))
+            live = dce(in_words(one))  # as the passes make it; no stage of its own
             findings += downcasts(live, resolved.options, asked.generation)
             findings += _windows(one, profile)
         for finding in findings:

@@ -109,7 +109,7 @@ def _number(text: str, row: Variable) -> float | None:
 
 
 def _word(text: str, row: Variable) -> str | None:
-    return text.upper() if text.upper() in row.words else None
+    return next((word for word in row.words if word.lower() == text.lower()), None)
 
 
 def _text(text: str, row: Variable) -> str:

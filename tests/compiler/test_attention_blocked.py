@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from shardwright.compiler.codegen.rows import nest
-from shardwright.compiler.lower import accept
 from shardwright.compiler.options import CompileOptions
 from tests.support.machines import machine_file
 from tests.support.model_run import compile_function, worst_distance
@@ -49,7 +48,6 @@ def blocked(monkeypatch, tmp_path):
     plans = []
 
     def shrink(sbuf_bytes: int):
-        monkeypatch.setattr(accept, "ROW_BYTES", sbuf_bytes)
         return machine_file(tmp_path, sbuf_bytes_per_partition=sbuf_bytes), plans
 
     emit = nest.Nest.emit

@@ -261,7 +261,7 @@ def test_a_refused_model_gets_a_banner_with_code_place_and_command(
         ("--target trn2 --lnc 3", "SW_USAGE", "one of 1, 2"),
         ("--target gpu", "NCC_EARG001", "trn1, trn1n"),
         ("", "SW_USAGE", "requires --target"),
-        ("--framework TENSORFLOW --target trn1", "SW_USAGE", "xla"),
+        ("--framework TENSORFLOW --target trn1", "SW_TF_MODEL", "a SavedModel's folder"),
         ("--target trn1 --hbm-scratchpad-page-size 700", "SW_USAGE", "multiple of 512"),
         ("--target trn1 --hbm-scratchpad-page-size 4096", "SW_USAGE", "below 4096"),
         ("--target trn1 --verbose loud", "SW_USAGE", "critical"),

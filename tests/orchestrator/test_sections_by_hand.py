@@ -329,22 +329,23 @@ def test_ranks_are_on_as_few_instances_as_have_the_cores(
 ) -> None:
     asked: list[Any] = []
 
-    def time_step(step: Any) -> Any:
+    def time_step(step: Any, **_: Any) -> Any:
         asked.append(step)
         return type("Timed", (), {"step_time_ps": 5})
 
-    monkeypatch.setattr("shardwright.sim_cluster.timing.step_time.time_step", time_step)
-    opened = ProgramFile(PROGRAM, {})
-    assert neff_time._step_ps(opened, load_target(TRN1N), {"dp": ranks}) == 5
+    monkeypatch.setattr(neff_time, "time_step", time_step)
+    opened = ProgramFile(PROGRAM, {"mesh": [["dp", ranks]]})
+    assert neff_time.timed_step(opened, load_target(TRN1N)).step_time_ps == 5
     assert (asked[0].instances, asked[0].mesh) == (instances, {"dp": ranks})
 
 
 def test_more_than_an_instance_needs_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = type("Timed", (), {"step_time_ps": 5})
-    monkeypatch.setattr("shardwright.sim_cluster.timing.step_time.time_step", lambda _: timed)
-    assert neff_time._step_ps(ProgramFile(PROGRAM, {}), load_target("inf2.48xlarge"), {"dp": 24})
+    monkeypatch.setattr(neff_time, "time_step", lambda _, **__: timed)
+    files = {ranks: ProgramFile(PROGRAM, {"mesh": [["dp", ranks]]}) for ranks in (24, 25)}
+    assert neff_time.timed_step(files[24], load_target("inf2.48xlarge"))
     with pytest.raises(UsageError, match="of 25 ranks requires at most 24 cores"):
-        neff_time._step_ps(ProgramFile(PROGRAM, {}), load_target("inf2.48xlarge"), {"dp": 25})
+        neff_time.timed_step(files[25], load_target("inf2.48xlarge"))
 
 
 # nccom

@@ -88,7 +88,7 @@ def test_lists_are_csv_or_json_lines(tmp_path: Path) -> None:
         (["instances=0"], "cluster.instances requires 1 to"),
         (["micro-batch=-1"], "strategy.micro_batch requires 1 to"),
         (["global-batch=-8"], "strategy.global_batch requires 0 to"),
-        (["seq-len=-1"], "model.seq_len requires 0 to"),
+        (["seq-len=-1"], "model.seq_len requires a whole number of tokens"),
         (["mesh=tp"], "--mesh requires axis=size"),
         (["run.steps=1"], "plans depend on, got run.steps"),
         (["executor=inline"], "plans depend on, got run.executor"),

@@ -19,7 +19,7 @@ from shardwright.orchestrator.config.layout import layout_of
 from shardwright.orchestrator.models import families
 from shardwright.orchestrator.models.blocks import Sizes, TaskOptions
 from shardwright.orchestrator.models.layers import Precision
-from shardwright.orchestrator.road.timing import with_host
+from shardwright.orchestrator.road.timing import Host, with_host
 from shardwright.orchestrator.validation import calibrate, validate
 from shardwright.orchestrator.validation.predict import Timed, job_of, shares_of
 from shardwright.orchestrator.validation.published import (
@@ -131,9 +131,9 @@ def test_host_time_is_beside_that_of_the_step() -> None:
         rank_classes=1,
         lnc=1,
     )
-    timed = shares_of(with_host(step, 1000))
+    timed = shares_of(with_host(step, Host(1000)))
     assert timed == Timed(0.004, {"compute": 0.5, "memory": 0.25, "host": 0.25}, {"tensor": 0.25})
-    assert "host" not in shares_of(with_host(step, 0)).shares
+    assert "host" not in shares_of(with_host(step, Host(0))).shares
 
 
 def test_every_profile_says_where_it_is_from() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.orchestrator.road.timing import with_host
+from shardwright.orchestrator.road.timing import Host, with_host
 from shardwright.orchestrator.validation import calibrate, measured, validate
 from shardwright.orchestrator.validation.calibrate import DOCUMENTED, Fit, Surface
 from shardwright.orchestrator.validation.predict import Timed, shares_of
@@ -234,7 +234,7 @@ def test_the_host_is_beside_the_step() -> None:
         breakdown_ps={"compute": 3_000_000_000, "idle": 0},
         engines_ps={"tensor": 600_000_000, "vector": 0},
     )
-    found = shares_of(with_host(step, 1000))
+    found = shares_of(with_host(step, Host(1000)))
     assert found.seconds == pytest.approx(0.004, rel=1e-12)
     assert found.shares == pytest.approx({"compute": 0.75, "host": 0.25})
     assert found.busy == pytest.approx({"tensor": 0.15})

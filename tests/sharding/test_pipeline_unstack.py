@@ -56,7 +56,7 @@ def test_an_op_that_mixes_layers_is_refused_with_its_line() -> None:
     assert caught.value.diagnostic.loc == line
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "image groups"])  # no layers
 def test_the_step_keeps_its_values(model: str) -> None:
     graph, inputs, outputs = captured(model)
     arrays = random_inputs(graph, inputs)

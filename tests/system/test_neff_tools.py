@@ -47,7 +47,8 @@ def program(scale: float = 2.0, lnc: int = 1) -> Program:
 
 
 def write(path: Path, made: Program) -> Path:
-    path.write_bytes(program_bytes(made, {"compiler_version": "test"}))
+    meta = {"compiler_version": "test", "lnc": made.lnc, "hypothetical": made.lnc > 1}
+    path.write_bytes(program_bytes(made, meta))
     return path
 
 

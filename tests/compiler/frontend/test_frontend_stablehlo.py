@@ -540,13 +540,13 @@ def test_hlo_custom_calls_are_refused_by_name() -> None:
     text = """HloModule m
 ENTRY %main (p0: f32[3]) -> f32[3] {
   %p0 = f32[3]{0} parameter(0)
-  ROOT %cc = f32[3]{0} custom-call(%p0), custom_call_target="AwsNeuronCustomOp",
+  ROOT %cc = f32[3]{0} custom-call(%p0), custom_call_target="AwsNeuronDropoutMaskV1",
     metadata={op_name="gelu" source_file="net.py" source_line=7}
 }"""
     with pytest.raises(ImportRuleError) as caught:
         import_module(hlo_to_stablehlo(text))
     assert caught.value.code == "NCC_EHCA005"
-    assert "AwsNeuronCustomOp" in str(caught.value)
+    assert "AwsNeuronDropoutMaskV1" in str(caught.value)
     assert str(caught.value.loc) == "net.py:7"
 
 
