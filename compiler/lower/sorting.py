@@ -122,7 +122,7 @@ class _Sorter:
             return b.bits(self._flip(key), dtype)
         if dtype in _SIGNED:
             return b.bits(b.op("xor", key, _lowest(key.type.dtype)), dtype)
-        return b.as_type(key, dtype)
+        return b.convert(key, dtype)
 
     def _is_count(self, value: Value) -> bool:
         """Whether an operand counts positions along the sorted dim."""
