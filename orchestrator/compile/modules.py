@@ -30,15 +30,13 @@ from shardwright.compiler.neff.serial import serial_bytes
 from shardwright.compiler.outline import Outlined
 from shardwright.compiler.outline.buffers import OutlinedProgram
 from shardwright.compiler.outline.unit import Unit
-from shardwright.compiler.passes.dce import dce
 from shardwright.compiler.passes.doubles import doubles_narrowed
 from shardwright.compiler.passes.indices import crosswise_windows
 from shardwright.compiler.passes.integers import downcasts
-from shardwright.compiler.passes.pipeline import DOUBLES, ONE_HOT, step_passes
-from shardwright.compiler.passes.words import in_words
+from shardwright.compiler.passes.pipeline import DCE, DOUBLES, ONE_HOT, WORDS, step_passes
 from shardwright.compiler.program import StepProgram
 from shardwright.compiler.rewriting.driver import run
-from shardwright.compiler.steps import note, step
+from shardwright.compiler.steps import note, step, unrecorded
 from shardwright.compiler.surface.releases import Profile
 from shardwright.compiler.surface.resolve import Resolved
 from shardwright.orchestrator.compile.compile_log import CompileLog
@@ -207,7 +205,8 @@ def _read(
         findings = list(module.facts.findings)
         for one in (graph, *module.facts.regions):
             findings += doubles_narrowed(one, resolved.options)
-            live = dce(in_words(one))  # as the passes make it; no stage of its own
+            with unrecorded():  # as the passes will make it
+                live = run(one, (WORDS, DCE))
             findings += downcasts(live, resolved.options, asked.generation)
             findings += _windows(one, profile)
         for finding in findings:
